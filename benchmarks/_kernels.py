@@ -35,10 +35,35 @@ from cpbmodels.arch.presets import preset
 from cpbmodels.device import steps
 
 NO_LAUNCH = {
-    "view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "permute", "t", "expand", "slice", "select",
-    "split", "split_with_sizes", "chunk", "unbind", "unsqueeze", "squeeze", "narrow", "detach", "alias", "as_strided",
-    "empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "lift_fresh", "diagonal", "unfold",
-}  # fmt: skip
+    "view",
+    "_unsafe_view",
+    "_reshape_alias",
+    "reshape",
+    "transpose",
+    "permute",
+    "t",
+    "expand",
+    "slice",
+    "select",
+    "split",
+    "split_with_sizes",
+    "chunk",
+    "unbind",
+    "unsqueeze",
+    "squeeze",
+    "narrow",
+    "detach",
+    "alias",
+    "as_strided",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "empty_strided",
+    "lift_fresh",
+    "diagonal",
+    "unfold",
+}
 CAT_INPUTS = {True: 128, False: 64}  # inputs of one launch of `cat`: contiguous, or not
 FOREACH_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36}  # tensors of one launch, by number of lists
 FOREACH_BLOCKS, CHUNK = 320, 65_536

@@ -53,9 +53,13 @@ def hourly_forecasts(
     rows = forecast_rows(issued, series.seconds, last[:, None, None] * np.exp(off * spread), candle)
     reference = (last[:, None, None] * np.exp(1.1 * spread)).reshape(len(rows), -1)
     return rows.with_columns(
-        symbol=pl.lit(series.symbol), timeframe=pl.lit(series.timeframe), role=pl.lit("champion"),
+        symbol=pl.lit(series.symbol),
+        timeframe=pl.lit(series.timeframe),
+        role=pl.lit("champion"),
         model_version=pl.Series([f"{series.registered}/{version(at)}" for at in rows["issued_at"]]),
-        last_close=pl.Series(np.repeat(last, STEPS)), weights_sha256=pl.lit(weights), standing=pl.lit(0),
+        last_close=pl.Series(np.repeat(last, STEPS)),
+        weights_sha256=pl.lit(weights),
+        standing=pl.lit(0),
         made_at=pl.col("issued_at") + pl.duration(minutes=1),
         **{name: pl.Series(reference[:, i]) for i, name in enumerate(REFERENCE_COLUMNS)},
-    ).select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())  # fmt: skip
+    ).select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())

@@ -8,9 +8,15 @@ from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
 from cpbmodels.device.steps import seconds
 
 DATA_SHEET_BF16 = {
-    "A10": 125.0, "A100": 312.0, "L4": 121.0, "L40S": 362.0, "H100 PCIe": 756.0, "H100 80GB HBM3": 989.4, "H200": 989.4,
+    "A10": 125.0,
+    "A100": 312.0,
+    "L4": 121.0,
+    "L40S": 362.0,
+    "H100 PCIe": 756.0,
+    "H100 80GB HBM3": 989.4,
+    "H200": 989.4,
     "B200": 2250.0,
-}  # fmt: skip
+}
 """Dense bf16 TFLOP/s of NVIDIA's data sheets."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -185,9 +185,15 @@ def correctness(device: str, architecture: str, tiny: bool = False) -> dict[str,
     """Losses per epoch on the device against float64 on the CPU; `ok` where all differ by rounding only."""
     series = [walk(rows, seed) for seed, rows in enumerate(UNEQUAL[:2] if tiny else UNEQUAL)]
     usual = {
-        **TINY, "batch_size": 48, "epochs": 2 if tiny else 4, "patience": 2, "max_validation_windows": 32,
-        "dropout": 0.1, "lr": 1e-3, "device": device,
-    }  # fmt: skip
+        **TINY,
+        "batch_size": 48,
+        "epochs": 2 if tiny else 4,
+        "patience": 2,
+        "max_validation_windows": 32,
+        "dropout": 0.1,
+        "lr": 1e-3,
+        "device": device,
+    }
     watched = Captures()
 
     def trained(**options: Any) -> list[Member]:

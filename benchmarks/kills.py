@@ -37,8 +37,26 @@ from tasks.training.local import Slots
 local.TRAINER = "slow_trainer"
 local.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
 """
-CPB = ("flows.cli", "train", "BTCUSDT", "1h", "--arch", "lstm", "--preset", "smoke", "--max-epochs", "100000",
-       "--set", "patience=100000", "--source", "sim", "--since", "2025-01", "--as-of", "2025-06-06")  # fmt: skip
+CPB = (
+    "flows.cli",
+    "train",
+    "BTCUSDT",
+    "1h",
+    "--arch",
+    "lstm",
+    "--preset",
+    "smoke",
+    "--max-epochs",
+    "100000",
+    "--set",
+    "patience=100000",
+    "--source",
+    "sim",
+    "--since",
+    "2025-01",
+    "--as-of",
+    "2025-06-06",
+)
 
 
 @dataclass
@@ -128,7 +146,8 @@ def part(run: Callable[[Path, int], list[Kill]]) -> Callable[[argparse.Namespace
 
 if __name__ == "__main__":
     results = main(
-        "kills", {"slow": part(slow), "real": part(real)},
+        "kills",
+        {"slow": part(slow), "real": part(real)},
         options=lambda parser: parser.add_argument("--moments", type=int, default=MOMENTS),
-    )  # fmt: skip
+    )
     sys.exit(any(result["trainers_left"] for result in results.values()))

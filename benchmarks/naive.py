@@ -186,10 +186,12 @@ def train_one(
                     nn.functional.mse_loss(model(part, None), truth) * len(part)
                     for part, truth in zip(val_x.split(1024), val_y.split(1024), strict=True)
                 ]
-        history.append({
-            "train_loss": torch.stack(losses).mean().item(),
-            "val_loss": (torch.stack(checks).sum() / len(val_x)).item(),
-        })  # fmt: skip
+        history.append(
+            {
+                "train_loss": torch.stack(losses).mean().item(),
+                "val_loss": (torch.stack(checks).sum() / len(val_x)).item(),
+            }
+        )
     return history
 
 

@@ -42,9 +42,11 @@ def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, 
             peak = max(peak, _tree_pss_mb(process.pid))
             time.sleep(min(0.25, 0.01 + (time.perf_counter() - started) / 10))  # a short command is seen, too
     return {
-        "seconds": round(time.perf_counter() - started, 2), "cpu_seconds": round(_cpu_seconds() - before, 1),
-        "peak_pss_mb": round(peak), "exit": process.returncode,
-    }  # fmt: skip
+        "seconds": round(time.perf_counter() - started, 2),
+        "cpu_seconds": round(_cpu_seconds() - before, 1),
+        "peak_pss_mb": round(peak),
+        "exit": process.returncode,
+    }
 
 
 def growth(store: Path) -> dict[str, int]:
@@ -55,9 +57,11 @@ def growth(store: Path) -> dict[str, int]:
     used, rows = _size(store / "mlflow.db")
     files = [path for path in (store / "artifacts").rglob("*") if path.is_file()]
     return {
-        "database_bytes": used - empty_bytes, "database_rows": rows - empty_rows, "artifact_files": len(files),
+        "database_bytes": used - empty_bytes,
+        "database_rows": rows - empty_rows,
+        "artifact_files": len(files),
         "artifact_bytes": sum(path.stat().st_size for path in files),
-    }  # fmt: skip
+    }
 
 
 def _size(database: Path) -> tuple[int, int]:

@@ -301,9 +301,15 @@ def written(args: argparse.Namespace) -> dict[str, Any]:
         board = ["/api/leaderboard", "/api/runs", "/api/overview", "/api/figures/board", "/api/figures/coins"]
         names = [f"{coin.symbol}/{coin.timeframe}" for coin in series]
         paths = [
-            path for name in names
-            for path in (*board, f"/api/models/{name}", f"/api/decisions/{name}", f"/api/figures/decisions/{name}")
-        ]  # fmt: skip
+            path
+            for name in names
+            for path in (
+                *board,
+                f"/api/models/{name}",
+                f"/api/decisions/{name}",
+                f"/api/figures/decisions/{name}",
+            )
+        ]
         with service(home) as (port, process), spawn.Pool(1) as pool:
             first = pool.apply(ask_each, (port, list(dict.fromkeys(paths))))
             begun = spawn.Event()
@@ -357,9 +363,12 @@ def runs(args: argparse.Namespace) -> dict[str, Any]:
             for command in ("leaderboard", "prune"):
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
                 subprocess.run(
-                    [sys.executable, "-m", "flows.cli", command], cwd=home, check=True, capture_output=True,
+                    [sys.executable, "-m", "flows.cli", command],
+                    cwd=home,
+                    check=True,
+                    capture_output=True,
                     env=os.environ | _store_of(home) | {"PYTHONPATH": str(Path(__file__).parents[1])},
-                )  # fmt: skip
+                )
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 spent[f"cpb {command}, CPU s"] = (
                     after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -387,8 +396,13 @@ def queries(args: argparse.Namespace) -> dict[str, Any]:
 
 
 PARTS = {
-    "throughput": throughput, "latency": latency, "touch": touch, "written": written, "runs": runs, "queries": queries,
-}  # fmt: skip
+    "throughput": throughput,
+    "latency": latency,
+    "touch": touch,
+    "written": written,
+    "runs": runs,
+    "queries": queries,
+}
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -19,8 +19,13 @@ from benchmarks._paired import table
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("flows", "tasks", "cpbmodels", "schemas", "webapp")
 _NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
-}  # fmt: skip
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 _WORDS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER}
 
 

@@ -38,9 +38,13 @@ def cpu(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 naive.train_naive, series, architecture, epochs=args.epochs, autocast=autocast
             )
             runs[f"fleet {name}"] = partial(
-                train, series, architecture, epochs=args.epochs, workers=len(os.sched_getaffinity(0)),
+                train,
+                series,
+                architecture,
+                epochs=args.epochs,
+                workers=len(os.sched_getaffinity(0)),
                 mixed_precision="bf16" if autocast else "off",
-            )  # fmt: skip
+            )
         turns = [
             {name: seconds(runs[name]) for name in (list(runs) if turn % 2 else reversed(runs))}
             for turn in range(args.repeats)
@@ -49,8 +53,10 @@ def cpu(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         for name in ("fp32", "bf16"):
             ratios = [turn[f"loop {name}"] / turn[f"fleet {name}"] for turn in turns]
             out[f"{architecture}, loop / fleet {name}"] = {
-                "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)
-            }  # fmt: skip
+                "ratio": statistics.median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+            }
     return out
 
 

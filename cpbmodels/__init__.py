@@ -45,11 +45,31 @@ _EXPORTS = {
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = [
-    "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",
-    "Paths", "Prediction", "Preset", "Series", "StepRecord", "architecture", "architectures",
-    "ensemble", "forecast_all", "from_hub", "load", "paths", "predict", "preset", "train_fleet",
-    "why_not", "without_effect",
-]  # fmt: skip
+    "PROFILES",
+    "QUANTILES",
+    "ArchitectureInfo",
+    "EpochRecord",
+    "Forecast",
+    "Member",
+    "ModelError",
+    "Paths",
+    "Prediction",
+    "Preset",
+    "Series",
+    "StepRecord",
+    "architecture",
+    "architectures",
+    "ensemble",
+    "forecast_all",
+    "from_hub",
+    "load",
+    "paths",
+    "predict",
+    "preset",
+    "train_fleet",
+    "why_not",
+    "without_effect",
+]
 
 
 def __dir__() -> list[str]:

@@ -119,8 +119,12 @@ def add_forecasts(
         log.warning(
             "%s %s: no forecast in these %d candles: they end before %s, the end of the model's training data, or "
             "there are no %d candles without a gap",
-            pair, timeframe, len(dataframe), np.datetime64(first, "us"), FEATURE_WARMUP + member.context,
-        )  # fmt: skip
+            pair,
+            timeframe,
+            len(dataframe),
+            np.datetime64(first, "us"),
+            FEATURE_WARMUP + member.context,
+        )
     unit = 10.0 ** (SIGNIFICANT_DIGITS - 1 - np.floor(np.log10(values)))
     rounded = (np.round(values * unit) / unit).reshape(len(dataframe), len(names))
     new = pd.DataFrame(rounded, index=dataframe.index, columns=names, copy=False)

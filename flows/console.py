@@ -219,9 +219,13 @@ class Display:
         columns = cell("step"), BarColumn(24), cell("count"), TimeRemainingColumn(), cell("facts")
         # Standard output is for results, which are printed after the bars and must not be redirected to stderr.
         self.bars = Progress(
-            *columns, console=console, transient=True, redirect_stdout=False, refresh_per_second=4,
+            *columns,
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            refresh_per_second=4,
             speed_estimate_period=_PACE_S,
-        )  # fmt: skip
+        )
         self._tasks: dict[str, TaskID] = {}
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._on_terminal = console.is_terminal and not console.is_dumb_terminal

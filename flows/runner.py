@@ -335,8 +335,9 @@ def client_of_settings(timeout_s: float = 30, retries: int = 2) -> Iterator[Sync
                 f"the Prefect server at PREFECT_API_URL={url} refuses the credentials ({answer.status_code}); set "
                 "them, for the server of `cpb deploy up` with: "
                 f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(password_file()))})"',
-                code="server-auth", field="PREFECT_API_AUTH_STRING",
-            ) from error  # fmt: skip
+                code="server-auth",
+                field="PREFECT_API_AUTH_STRING",
+            ) from error
         raise CpbError(
             f"the Prefect server at {url} answered {answer.status_code} to {error.request.url.path}: "
             f"{answer.text[:300]}",
@@ -346,8 +347,9 @@ def client_of_settings(timeout_s: float = 30, retries: int = 2) -> Iterator[Sync
         raise CpbError(
             f"no Prefect server answers at PREFECT_API_URL={url} ({error or type(error).__name__}); start it, as with "
             "`cpb deploy up`, or take PREFECT_API_URL out of the environment or the Prefect profile to run without one",
-            code="server-unreachable", field="PREFECT_API_URL",
-        ) from error  # fmt: skip
+            code="server-unreachable",
+            field="PREFECT_API_URL",
+        ) from error
 
 
 def _api_url() -> str:

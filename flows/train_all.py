@@ -408,9 +408,12 @@ def _train_and_judge(
 
 
 def train_fleets(
-    spec: RunSpec, steps: Runner, engine: Engine, fleets: Sequence[FleetPlan],
+    spec: RunSpec,
+    steps: Runner,
+    engine: Engine,
+    fleets: Sequence[FleetPlan],
     ended: Ended = lambda _shard, _result: None,
-) -> list[list[ShardResult]]:  # fmt: skip
+) -> list[list[ShardResult]]:
     """Train the planned fleets, their shards in a single queue, and leave the engine.
 
     Returns:
@@ -488,11 +491,27 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[Fl
     """Return a digest of the options and the data, so that the same command on the same data is the same run."""
     # What the records of the series and the scope contain, and what changes the way of training but not its result.
     aside = {
-        "coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail", "offline", "prune", "wandb",
-        "engine", "columns", "decimal",
+        "coins",
+        "timeframes",
+        "source",
+        "since",
+        "as_of",
+        "train_timeout_s",
+        "tail",
+        "offline",
+        "prune",
+        "wandb",
+        "engine",
+        "columns",
+        "decimal",
         # What the fleets contain: neither a preset file's name nor its place decides anything.
-        "architectures", "preset", "preset_files", "seeds", "overrides", "dtype",
-    }  # fmt: skip
+        "architectures",
+        "preset",
+        "preset_files",
+        "seeds",
+        "overrides",
+        "dtype",
+    }
     options = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
         mode="json", exclude={"home", "source", "offline", "reading"}
     )

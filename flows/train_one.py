@@ -106,13 +106,21 @@ def _result(shard: ShardResult, judgement: Judgement) -> dict[str, Any]:
     series, report, last = member.model.series, member.report, (member.history or ({},))[-1]
     reported = ("epochs_run", "best_epoch", "best_val_loss", "windows_per_s", "device")
     return {
-        "architecture": member.model.architecture, "preset": member.model.recipe, "market": series.market,
-        "symbol": series.symbol, "timeframe": series.timeframe, **{name: report.get(name) for name in reported},
-        "train_loss": last.get("train_loss"), "val_loss": last.get("val_loss"),
+        "architecture": member.model.architecture,
+        "preset": member.model.recipe,
+        "market": series.market,
+        "symbol": series.symbol,
+        "timeframe": series.timeframe,
+        **{name: report.get(name) for name in reported},
+        "train_loss": last.get("train_loss"),
+        "val_loss": last.get("val_loss"),
         "memory": {name: value for name, value in report.items() if name.endswith("_mb")},
         "stopped": report.get("reason") or report.get("stopped"),
         "history": [{key: epoch.get(key) for key in ("train_loss", "val_loss")} for epoch in member.history],
-        "cost": fleet_cost([shard]), "verdict": judgement.verdict, **accuracy(judgement.metrics),
+        "cost": fleet_cost([shard]),
+        "verdict": judgement.verdict,
+        **accuracy(judgement.metrics),
         **{name: judgement.metrics.get(name) for name in _RATIO},
-        "run_id": judgement.run_id, "model_folder": str(judgement.folder / "model"),
-    }  # fmt: skip
+        "run_id": judgement.run_id,
+        "model_folder": str(judgement.folder / "model"),
+    }

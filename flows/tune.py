@@ -92,8 +92,9 @@ def _tuning() -> Any:
             raise
         raise CpbError(
             f"tune: the package optuna is not installed; run {install_extra('tune')}",
-            code="extra-missing", field="tune",
-        ) from error  # fmt: skip
+            code="extra-missing",
+            field="tune",
+        ) from error
     return search
 
 

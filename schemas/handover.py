@@ -16,8 +16,18 @@ from schemas.record import Record
 from schemas.run import FleetSpec
 
 Step = Literal[
-    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "watch", "prune",
-]  # fmt: skip
+    "ingest",
+    "features",
+    "plan",
+    "train",
+    "evaluate",
+    "promote",
+    "publish",
+    "forecast",
+    "score",
+    "watch",
+    "prune",
+]
 """The steps of the DAG in the order of the data flow, then the steps at the end of a nightly run."""
 
 Span = tuple[datetime, datetime]

@@ -19,9 +19,27 @@ from cpbmodels.data import COIN_CURRENCIES, INTERVAL_SECONDS
 from schemas.errors import UsageError
 
 COINS = (
-    "BTC", "ETH", "BNB", "XRP", "LTC", "ADA", "SOL", "DOGE", "AVAX", "LINK",
-    "UNI", "ATOM", "NEAR", "DYDX", "ARB", "OP", "PEPE", "INJ", "SHIB", "LUNA",
-)  # fmt: skip
+    "BTC",
+    "ETH",
+    "BNB",
+    "XRP",
+    "LTC",
+    "ADA",
+    "SOL",
+    "DOGE",
+    "AVAX",
+    "LINK",
+    "UNI",
+    "ATOM",
+    "NEAR",
+    "DYDX",
+    "ARB",
+    "OP",
+    "PEPE",
+    "INJ",
+    "SHIB",
+    "LUNA",
+)
 """The default universe, each against USDT."""
 
 EXCHANGE = "exchange"
@@ -42,21 +60,65 @@ SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
 """Pattern of Binance symbols, and therefore of folders in the store. Some coins have Chinese names."""
 
 _LEVERAGED = {
-    *(f"{coin}{side}" for side in ("UP", "DOWN") for coin in (
-        "1INCH", "AAVE", "ADA", "BCH", "BNB", "BTC", "DOT", "EOS", "ETH", "FIL", "LINK", "LTC", "SUSHI", "SXP", "TRX",
-        "UNI", "XLM", "XRP", "XTZ", "YFI",
-    )),
+    *(
+        f"{coin}{side}"
+        for side in ("UP", "DOWN")
+        for coin in (
+            "1INCH",
+            "AAVE",
+            "ADA",
+            "BCH",
+            "BNB",
+            "BTC",
+            "DOT",
+            "EOS",
+            "ETH",
+            "FIL",
+            "LINK",
+            "LTC",
+            "SUSHI",
+            "SXP",
+            "TRX",
+            "UNI",
+            "XLM",
+            "XRP",
+            "XTZ",
+            "YFI",
+        )
+    ),
     *(f"{coin}{side}" for side in ("BULL", "BEAR") for coin in ("", "BNB", "EOS", "ETH", "XRP")),
-}  # fmt: skip
+}
 """Leveraged tokens that Binance listed (BULL and BEAR until 2020, UP and DOWN until 2024; no longer offered).
 
 A closed list, not a pattern: JUP and SYRUP are coins.
 """
 
 _STABLE = {
-    "AEUR", "AUD", "BFUSD", "BKRW", "BUSD", "DAI", "EUR", "EURI", "FDUSD", "GBP", "PAX", "PYUSD", "RLUSD", "SUSD",
-    "TUSD", "USD1", "USDC", "USDD", "USDE", "USDP", "USDS", "USDSB", "UST", "XUSD",
-}  # fmt: skip
+    "AEUR",
+    "AUD",
+    "BFUSD",
+    "BKRW",
+    "BUSD",
+    "DAI",
+    "EUR",
+    "EURI",
+    "FDUSD",
+    "GBP",
+    "PAX",
+    "PYUSD",
+    "RLUSD",
+    "SUSD",
+    "TUSD",
+    "USD1",
+    "USDC",
+    "USDD",
+    "USDE",
+    "USDP",
+    "USDS",
+    "USDSB",
+    "UST",
+    "XUSD",
+}
 """Currencies, and coins pegged to a currency: their pairs against USDT are not coin markets."""
 
 
@@ -76,8 +138,9 @@ def symbol_of(coin: str, *, quoted: bool = False) -> str:
     """
     name = coin.strip().upper().replace("/", "")
     if not SYMBOL.fullmatch(name):
-        raise UsageError(f"coins {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT",
-                         code="coins")  # fmt: skip
+        raise UsageError(
+            f"coins {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT", code="coins"
+        )
     if quoted or "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
         return name
     if any(name.endswith(q) and name[: -len(q)] in COINS for q in COIN_CURRENCIES):
@@ -104,7 +167,7 @@ def check_known(symbols: Iterable[str] | None, stored: Collection[str], place: s
             f"coins: {place} has nothing of {', '.join(unknown)}"
             f"{f', only of {held}' if held else ''}; check the name",
             code="coins",
-        )  # fmt: skip
+        )
 
 
 def coins_label(symbols: Iterable[str]) -> str:
@@ -140,7 +203,7 @@ def parse_timeframes(text: str, *, months: bool = False) -> list[str]:
             f"timeframes {text!r}: months differ in length, and models need candles of one length; "
             f"leave {MONTH} out (1w is the longest that can be used), only `cpb ingest` takes it",
             code="timeframes",
-        )  # fmt: skip
+        )
     intervals = INTERVALS if months else [*INTERVAL_SECONDS]
     unknown = [n for n in names if n not in intervals]
     if unknown or not names:
@@ -148,7 +211,7 @@ def parse_timeframes(text: str, *, months: bool = False) -> list[str]:
             f"timeframes {text!r}: unknown interval {', '.join(unknown) or '(empty)'}; "
             f"choose from {', '.join(intervals)}",
             code="timeframes",
-        )  # fmt: skip
+        )
     return list(dict.fromkeys(names))
 
 
@@ -172,16 +235,18 @@ def check_symbol(text: str) -> str:
         UsageError: the text is not a valid symbol.
     """
     if not SYMBOL.fullmatch(text):
-        raise UsageError(f"symbol {text!r} is not one of Binance's: use letters and digits, as in BTCUSDT",
-                         code="symbol")  # fmt: skip
+        raise UsageError(
+            f"symbol {text!r} is not one of Binance's: use letters and digits, as in BTCUSDT", code="symbol"
+        )
     return text
 
 
 def check_timeframe(text: str) -> str:
     """Return the text if it is an interval of Binance; raises `UsageError` otherwise."""
     if text not in INTERVALS:
-        raise UsageError(f"timeframe {text!r} is unknown: choose from {', '.join(INTERVALS)}",
-                         code="timeframe")  # fmt: skip
+        raise UsageError(
+            f"timeframe {text!r} is unknown: choose from {', '.join(INTERVALS)}", code="timeframe"
+        )
     return text
 
 

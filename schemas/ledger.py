@@ -42,9 +42,11 @@ class JudgedMetrics(Record):
 
     @classmethod
     def of(
-        cls, metrics: Mapping[str, float], coverage_step_1: Mapping[int, float],
+        cls,
+        metrics: Mapping[str, float],
+        coverage_step_1: Mapping[int, float],
         reference_coverage_step_1: Mapping[int, float],
-    ) -> "JudgedMetrics":  # fmt: skip
+    ) -> "JudgedMetrics":
         """Return them from a member's metrics (`test_…`)."""
         return cls(
             n=int(metrics["test_n"]),

@@ -507,7 +507,7 @@ class BacktestSpec(RunSpec):
             raise UsageError(
                 f"baselines {text!r}: unknown {', '.join(unknown)}; choose from {', '.join(BASELINES)}",
                 code="baselines",
-            )  # fmt: skip
+            )
         return text
 
     @model_validator(mode="after")
@@ -518,8 +518,9 @@ class BacktestSpec(RunSpec):
         if classifiers := [name for name in names if cpbmodels.architecture(base_of(name)).classifier]:
             raise UsageError(
                 f"architectures: a backtest judges forecasts of prices; leave {', '.join(classifiers)} out",
-                code="classifier", field="architectures",
-            )  # fmt: skip
+                code="classifier",
+                field="architectures",
+            )
         return self
 
     @model_validator(mode="after")
@@ -553,8 +554,9 @@ class BoardSpec(Spec):
         if self.run is not None and given:
             raise UsageError(
                 f"run shows everything that one run has trained: leave {', '.join(given)} out",
-                code="run", field=given[0],
-            )  # fmt: skip
+                code="run",
+                field=given[0],
+            )
         _ = self.symbols, self.intervals
         return self
 

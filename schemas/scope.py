@@ -104,8 +104,11 @@ def parse_instant(text: str, option: str) -> datetime:
             continue
         if instant.year >= 1000:
             return instant
-    raise UsageError(f"{option} {text!r} is not a date: use 2024-01, 2024-01-31 or 2024-01-31T12:30 (UTC)",
-                     code="date", field=option)  # fmt: skip
+    raise UsageError(
+        f"{option} {text!r} is not a date: use 2024-01, 2024-01-31 or 2024-01-31T12:30 (UTC)",
+        code="date",
+        field=option,
+    )
 
 
 _GROUPED = re.compile(r"(?<![^,])\d{1,3},\d{3}(?:\.\d*)?(?![^,])")
@@ -216,7 +219,7 @@ def check_url(source: str) -> None:
             "source: it is not the http or https URL of a mirror's folder, with a host and without query or fragment; "
             "correct it, give a folder or sim, or leave it out",
             code="source",
-        )  # fmt: skip
+        )
 
 
 class ScopeSpec(Spec):
@@ -270,14 +273,13 @@ class ScopeSpec(Spec):
         if implied and market not in (None, "spot", implied):
             what = "simulated" if implied == SIM else "read from a table"
             raise UsageError(
-                f"market {market!r} cannot be {what}: leave market out with source {source}",
-                code="market",
-            )  # fmt: skip
+                f"market {market!r} cannot be {what}: leave market out with source {source}", code="market"
+            )
         if OWN in (implied, market) and str(values.get("coins", "")).strip().lower() == EXCHANGE:
             raise UsageError(
                 f"coins {EXCHANGE} reads an exchange's listing, and your own table has none: use all",
                 code="coins",
-            )  # fmt: skip
+            )
         if implied == OWN:
             return values | {"market": OWN} | cls._of_tables(values)
         if given := [name for name in (*Reading._fields, "rewrite") if values.get(name) not in (None, False)]:
@@ -285,7 +287,7 @@ class ScopeSpec(Spec):
                 f"{given[0]} says how a table is read or stored, and the source is none: leave it out, or give "
                 "--source FILE",
                 code=given[0],
-            )  # fmt: skip
+            )
         return values | {"source": SIM, "market": SIM} if SIM in (implied, market) else values
 
     @classmethod
@@ -312,8 +314,10 @@ class ScopeSpec(Spec):
                 raise
             raise UsageError(
                 f"{error} ({' '.join(kept)} is remembered from an earlier run with this source; give another value to "
-                "replace it)", code=error.code, field=error.field,
-            ) from error  # fmt: skip
+                "replace it)",
+                code=error.code,
+                field=error.field,
+            ) from error
         timeframes = values.get("timeframes", fields["timeframes"].default)
         if timeframes == fields["timeframes"].default:
             timeframes = ",".join(held.timeframes)
@@ -324,7 +328,7 @@ class ScopeSpec(Spec):
                 f"timeframes {timeframes!r}: {held.path} holds {', '.join(held.timeframes)} and no "
                 f"{', '.join(missing)}; name one of these",
                 code="timeframes",
-            )  # fmt: skip
+            )
         chosen = {"coins": held.coins("all" if coins == CHAMPIONS else coins), "timeframes": timeframes}
         return chosen | {name: value for name, value in reading._asdict().items() if name not in typed}
 
@@ -356,7 +360,7 @@ class ScopeSpec(Spec):
                 f"source{name} is neither a URL, nor a folder of this machine, nor a file of a kind that is read "
                 f"({', '.join(TABLE_SUFFIXES)}); give {lone}, or sim",
                 code="source",
-            )  # fmt: skip
+            )
         return self
 
     @model_validator(mode="after")
@@ -364,11 +368,17 @@ class ScopeSpec(Spec):
         resolved = self._resolved()
         start, end = resolved.since, resolved.as_of
         if start and end and end - start < timedelta(days=1):
-            raise UsageError(f"as_of {self.as_of} must lie at least a day after since {self.since}",
-                             code="range", field="as_of")  # fmt: skip
+            raise UsageError(
+                f"as_of {self.as_of} must lie at least a day after since {self.since}",
+                code="range",
+                field="as_of",
+            )
         if self.tail and self.offline:
-            raise UsageError("tail reads the newest candles from the REST API, and offline forbids it: leave one out",
-                             code="offline", field="tail")  # fmt: skip
+            raise UsageError(
+                "tail reads the newest candles from the REST API, and offline forbids it: leave one out",
+                code="offline",
+                field="tail",
+            )
         now = datetime.now(UTC)
         for name, instant in (("as_of", end), ("since", start)):
             # a tolerance of a day: as_of may be the end of today, or the clock may be slow
@@ -376,8 +386,9 @@ class ScopeSpec(Spec):
                 raise UsageError(
                     f"{name} {getattr(self, name)} is later than this machine's clock ({now:%Y-%m-%dT%H:%M} UTC); "
                     "give an earlier time, or leave it out",
-                    code="future", field=name,
-                )  # fmt: skip
+                    code="future",
+                    field=name,
+                )
         return self
 
     @cached_property
@@ -425,8 +436,11 @@ class ForecastSpec(ScopeSpec):
     @model_validator(mode="after")
     def _touch_is_of_one_series(self) -> Self:
         if self.prices and (len(self.scope.symbols), len(self.intervals)) != (1, 1):
-            raise UsageError("touch needs one coin and one timeframe, as in `cpb forecast BTC 1h --touch 98000`",
-                             code="touch", field="touch")  # fmt: skip
+            raise UsageError(
+                "touch needs one coin and one timeframe, as in `cpb forecast BTC 1h --touch 98000`",
+                code="touch",
+                field="touch",
+            )
         return self
 
     @property

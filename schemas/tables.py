@@ -30,9 +30,27 @@ if TYPE_CHECKING:
     from cpbmodels.data.raw_tables import Table as ReadTable
 
 _OTHER_KINDS = (
-    ".tsv", ".txt", ".xls", ".xlsx", ".ods", ".json", ".jsonl", ".h5", ".hdf", ".pkl", ".zip", ".tar", ".bz2", ".xz",
-    ".zst", ".arrow", ".orc", ".avro", ".db", ".sqlite",
-)  # fmt: skip
+    ".tsv",
+    ".txt",
+    ".xls",
+    ".xlsx",
+    ".ods",
+    ".json",
+    ".jsonl",
+    ".h5",
+    ".hdf",
+    ".pkl",
+    ".zip",
+    ".tar",
+    ".bz2",
+    ".xz",
+    ".zst",
+    ".arrow",
+    ".orc",
+    ".avro",
+    ".db",
+    ".sqlite",
+)
 
 REMEMBERED = "sources.json"
 """In the home of market `own`: the readings of the sources, by their absolute paths."""
@@ -64,7 +82,7 @@ class Reading(NamedTuple):
             raise UsageError(
                 f"columns {self.columns!r} is not NAME=COLUMN,…, each name once, as in time=Date,close=Last",
                 code="columns",
-            )  # fmt: skip
+            )
         try:
             check_roles(roles)
         except ModelError as error:
@@ -86,8 +104,9 @@ def remembered(home: Path) -> dict[str, Reading]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is damaged: remove it, and give --columns and --decimal again where a table needs them",
-            code="damaged", field=str(path),
-        ) from error  # fmt: skip
+            code="damaged",
+            field=str(path),
+        ) from error
 
 
 def is_table(source: str | None) -> bool:
@@ -106,8 +125,10 @@ def is_table(source: str | None) -> bool:
         if files and (binances := sorted(p.name for p in path.iterdir() if BINANCE_NAME.fullmatch(p.name))):
             raise UsageError(
                 f"source: {path} holds the table {files[0].name} beside Binance's own {binances[0]}: put one of the "
-                "two kinds into another folder", code="table", field="source",
-            )  # fmt: skip
+                "two kinds into another folder",
+                code="table",
+                field="source",
+            )
         return bool(files)
     return path.name.lower().endswith(TABLE_SUFFIXES)
 
@@ -159,9 +180,10 @@ class Table:
             raise _unread(error) from error
         if candles.frame.is_empty():
             raise _wrong(
-                self.path, "has no candle that closes before now: its times may be shifted, they must be those at "
+                self.path,
+                "has no candle that closes before now: its times may be shifted, they must be those at "
                 "which candles open, in UTC",
-            )  # fmt: skip
+            )
         return candles
 
 
@@ -200,7 +222,7 @@ class Tables:
                 f"coins {text!r}: {self.path} holds {', '.join(self.symbols)} and no "
                 f"{', '.join(missing) or 'other'}; name one of these, or all",
                 code="coins",
-            )  # fmt: skip
+            )
         return ",".join(symbols)
 
     def _selected(self, name: str) -> str:
@@ -291,9 +313,10 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Tab
         and not found & {*_meant(asked[0])}
     ):
         raise _wrong(
-            file, f"is called {told}, and its column {whole.called['symbol']} says {', '.join(found)}: rename it, or "
+            file,
+            f"is called {told}, and its column {whole.called['symbol']} says {', '.join(found)}: rename it, or "
             f"name the right one with --coins {', '.join(found)}",
-        )  # fmt: skip
+        )
     return tables
 
 
@@ -326,10 +349,11 @@ def _symbol_of_file(file: Path, asked: str) -> str:
         return name.symbol  # of another coin, `Tables.coins` refuses it
     what = f"{name.unknown!r} in its name is not understood" if name.unknown else "its name tells no symbol"
     raise _wrong(
-        file, f"names no symbol that is certain, because {what}: say which series it holds, with "
+        file,
+        f"names no symbol that is certain, because {what}: say which series it holds, with "
         f"--coins {name.symbol or 'BTCUSDT'} --timeframes {name.timeframe or '1h'} for this file alone, call it "
         f"SYMBOL-INTERVAL, {_HELP}",
-    )  # fmt: skip
+    )
 
 
 def _symbol(text: str, file: Path) -> str:

@@ -89,12 +89,13 @@ class TuneSpec(RunSpec):
             raise UsageError(
                 f"architectures {names}: name one architecture that learns a coin at a time, as in gru",
                 code="architectures",
-            )  # fmt: skip
+            )
         info = cpbmodels.architecture(self.fleet.architecture)
         if info.closed_form or info.classifier:
             what = "has a closed-form solution" if info.closed_form else "forecasts no price"
-            raise UsageError(f"architectures: {info.name} {what}; choose another architecture",
-                             code="architectures")  # fmt: skip
+            raise UsageError(
+                f"architectures: {info.name} {what}; choose another architecture", code="architectures"
+            )
         _ = self.budget_s
         self._check_space()
         return self
@@ -109,7 +110,7 @@ class TuneSpec(RunSpec):
                 raise UsageError(
                     f"search: trials that differ in {name} have losses that cannot be compared; fix it with --set",
                     code="search",
-                )  # fmt: skip
+                )
             for value in values.values:
                 try:
                     options = cpbmodels.preset(
@@ -174,7 +175,7 @@ def parse_range(text: str) -> tuple[str, Range | Choice]:
     wrong = UsageError(
         f"search {text!r} is neither NAME=LOW..HIGH[:log] nor NAME=A|B|C, as in lr=1e-4..1e-2:log",
         code="search",
-    )  # fmt: skip
+    )
     if match := re.fullmatch(r"\s*([^.|]*(?:\.\d[^.|]*)?)\.\.([^|:]+?)(:log)?\s*", values):
         try:
             low, high = float(match[1]), float(match[2])

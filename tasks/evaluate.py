@@ -82,9 +82,14 @@ _LOGGING = threading.Lock()
 
 
 def _log(
-    spec: RunSpec, parent: str, fleet: FleetPlan, results: Sequence[ShardResult], root: Path, score: FleetScore,
+    spec: RunSpec,
+    parent: str,
+    fleet: FleetPlan,
+    results: Sequence[ShardResult],
+    root: Path,
+    score: FleetScore,
     earlier: Sequence[Failure],
-) -> FleetJudgement:  # fmt: skip
+) -> FleetJudgement:
     job = fleet.shards[0]  # the shards differ only in their members
     failures = [
         *(_as_member(spec, fleet, f) for f in earlier if f.model is None and f.series),

@@ -96,8 +96,9 @@ def send_test() -> dict[str, str]:
             f"no notifications can be sent: set {VARIABLE} to one or more URLs, as in "
             f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file {home() / NOTIFY_FILE} with mode "
             "600; see docs/operations.md",
-            code="notify-unset", field=VARIABLE,
-        )  # fmt: skip
+            code="notify-unset",
+            field=VARIABLE,
+        )
     return _within(
         _senders(
             urls, "test", {"": "a test message; failures, drift and switches of champions come this way"}
@@ -120,8 +121,9 @@ def services() -> list[str]:
         raise CpbError(
             f"the file of notification URLs {path} is not read: {error.strerror or 'it cannot be opened'}; make it a "
             f"plain file, owned by you, that others cannot read, with `chmod 600 {path}`",
-            code="notify-file", field=str(path),
-        ) from error  # fmt: skip
+            code="notify-file",
+            field=str(path),
+        ) from error
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     urls: dict[str, None] = {}
     for where, given in ((VARIABLE, os.environ.get(VARIABLE, "")), (str(path), "\n".join(lines))):
@@ -130,8 +132,9 @@ def services() -> list[str]:
                 raise CpbError(
                     f"entry {number} in {where} is not an apprise URL; write SERVICE://…, separated by spaces or "
                     "lines, as https://appriseit.com/services/ lists them",
-                    code="notify-url", field=where,
-                )  # fmt: skip
+                    code="notify-url",
+                    field=where,
+                )
             urls[url] = None
     return list(urls)
 

@@ -204,8 +204,9 @@ def opened_engine(spec: RunSpec) -> Iterator[Engine]:
     if find_spec("ray") is None:
         raise CpbError(
             f"engine ray: the package ray is not installed; run {install_extra('ray')}, or train with --engine local",
-            code="extra-missing", field="engine",
-        )  # fmt: skip
+            code="extra-missing",
+            field="engine",
+        )
     with connected(spec) as cluster:
         yield cluster
 
@@ -266,8 +267,9 @@ class Serving:
         train += f" --timeframes {','.join(scope.timeframes)}" if at else ""
         raise CpbError(
             f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; name another with "
-            f"--source or --market, or train first, as in `{train}`", code="no-champion",
-        )  # fmt: skip
+            f"--source or --market, or train first, as in `{train}`",
+            code="no-champion",
+        )
 
 
 @step("champions")

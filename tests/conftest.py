@@ -46,10 +46,22 @@ _ENVIRONMENT = dict(os.environ)
 """Without what single tests set."""
 
 LONGEST = (
-    "golden", "test_kernels", "test_e2e_freqtrade", "test_page.py", "test_fuzz", "test_ray.py", "test_e2e_deploy_life",
-    "test_e2e_notebook", "test_e2e_train_all", "test_e2e_interrupt", "test_e2e_several", "test_e2e_installed",
-    "test_prune.py", "test_listeners", "test_models_training",
-)  # fmt: skip
+    "golden",
+    "test_kernels",
+    "test_e2e_freqtrade",
+    "test_page.py",
+    "test_fuzz",
+    "test_ray.py",
+    "test_e2e_deploy_life",
+    "test_e2e_notebook",
+    "test_e2e_train_all",
+    "test_e2e_interrupt",
+    "test_e2e_several",
+    "test_e2e_installed",
+    "test_prune.py",
+    "test_listeners",
+    "test_models_training",
+)
 """Files that take longest, which begin first: one that began last would leave the other workers idle."""
 
 

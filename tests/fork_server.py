@@ -29,10 +29,18 @@ PYTHON, CODE = "forking-python", "forked-code"
 CHILD = "--multiprocessing-fork"
 """The last argument of a process that `multiprocessing` starts."""
 PRELOADED = (
-    "mlflow.store.db.utils", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_store",
-    "huggingface_hub.file_download", "huggingface_hub.hf_api", "polars", "torch",
-    "flows.train_all", "tasks.judging.judge", "tasks.market.simulator", "tasks.training.trainer",
-)  # fmt: skip
+    "mlflow.store.db.utils",
+    "mlflow.store.model_registry.sqlalchemy_store",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "huggingface_hub.file_download",
+    "huggingface_hub.hf_api",
+    "polars",
+    "torch",
+    "flows.train_all",
+    "tasks.judging.judge",
+    "tasks.market.simulator",
+    "tasks.training.trainer",
+)
 """What a training imports, also what it imports late."""
 
 CLIENT = """#!{python} -SE

@@ -32,9 +32,16 @@ def market(rows=3000, seed=0, symbol="AUSDT"):
     names, features, volatility = candle_columns(prices, segments)
     spans = {"train": (0, 1800), "validation": (1980, 2250), "test": (2430, rows)}
     return Series(
-        prices=prices, features=features, names=names, volatility=volatility, segments=segments,
-        spans=spans, symbol=symbol, timeframe="1h", times=np.arange(rows) * HOUR_US,
-    )  # fmt: skip
+        prices=prices,
+        features=features,
+        names=names,
+        volatility=volatility,
+        segments=segments,
+        spans=spans,
+        symbol=symbol,
+        timeframe="1h",
+        times=np.arange(rows) * HOUR_US,
+    )
 
 
 def judged(series, spread=1.0, architecture="x"):
@@ -54,9 +61,19 @@ def busy_hours(rows=6000, seed=0):
     inside = np.cumsum(path, axis=1)
     close = np.cumsum(inside[:, -1])
     opened = close - inside[:, -1]
-    prices = np.exp(np.column_stack([
-        opened, opened + np.maximum(inside.max(axis=1), 0), opened + np.minimum(inside.min(axis=1), 0), close,
-    ])) * 100  # fmt: skip
+    prices = (
+        np.exp(
+            np.column_stack(
+                [
+                    opened,
+                    opened + np.maximum(inside.max(axis=1), 0),
+                    opened + np.minimum(inside.min(axis=1), 0),
+                    close,
+                ]
+            )
+        )
+        * 100
+    )
     times = [START + timedelta(hours=i) for i in range(rows)]
     return pl.DataFrame(
         {

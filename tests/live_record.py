@@ -35,9 +35,13 @@ def write_walk(home: Path, series: SeriesId, first: datetime, rows: int, seed: i
     """Store candles whose log close moves by `SIGMA` each; return the closes [rows]."""
     close = 100 * np.exp(np.cumsum(SIGMA * np.random.default_rng(seed).standard_normal(rows)))
     opened = pl.datetime_range(
-        first, first + timedelta(seconds=series.seconds * (rows - 1)), f"{series.seconds}s",
-        time_unit="us", time_zone="UTC", eager=True,
-    )  # fmt: skip
+        first,
+        first + timedelta(seconds=series.seconds * (rows - 1)),
+        f"{series.seconds}s",
+        time_unit="us",
+        time_zone="UTC",
+        eager=True,
+    )
     frame = pl.DataFrame({"open_time": opened, "close": close})
     rest = [pl.col("close").alias(name) for name in KLINES if name not in frame.columns]
     frame = frame.with_columns(rest).select([pl.col(n).cast(t) for n, t in KLINES.items()])

@@ -25,9 +25,14 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            preexec_fn=_as_from_a_shell, **options,
-        )  # fmt: skip
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=_as_from_a_shell,
+            **options,
+        )
         os.close(slave)
         self._selector = selectors.DefaultSelector()  # select() fails with descriptors of 1024 and more
         self._selector.register(self._master, selectors.EVENT_READ)

@@ -9,16 +9,25 @@ import pytest
 from hypothesis import settings
 
 SETTINGS = {
-    "CPB_HOME": "/nowhere", "CPB_KEEP": "/nowhere", "CPB_NOTIFY": "json://127.0.0.1:9", "HF_TOKEN": "hf_mine",
-    "MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_AUTH_STRING": "me:mine", "WANDB_API_KEY": "mine",
-}  # fmt: skip
+    "CPB_HOME": "/nowhere",
+    "CPB_KEEP": "/nowhere",
+    "CPB_NOTIFY": "json://127.0.0.1:9",
+    "HF_TOKEN": "hf_mine",
+    "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
+    "PREFECT_API_AUTH_STRING": "me:mine",
+    "WANDB_API_KEY": "mine",
+}
 
 
 def test_settings_of_a_shell_reach_no_test():
     done = subprocess.run(
         [sys.executable, "-c", "import os, conftest; print(*os.environ)"],
-        cwd=Path(__file__).parent, env=os.environ | SETTINGS, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=Path(__file__).parent,
+        env=os.environ | SETTINGS,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert not SETTINGS.keys() & {*done.stdout.split()}
 
 

@@ -29,9 +29,15 @@ from tasks.training import trainer
 from tasks.training.progress import FleetProgress
 
 SPEC = RunSpec(
-    coins="BTC,ETH", timeframes="1h", architectures="linear", preset="smoke", source="sim",
-    since="2024-10", as_of="2025-01-01", overrides={"epochs": 1},
-)  # fmt: skip
+    coins="BTC,ETH",
+    timeframes="1h",
+    architectures="linear",
+    preset="smoke",
+    source="sim",
+    since="2024-10",
+    as_of="2025-01-01",
+    overrides={"epochs": 1},
+)
 
 
 def test_both_dags_are_these_steps():

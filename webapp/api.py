@@ -22,8 +22,9 @@ OPTIONS: dict[int | str, dict[str, Any]] = {
     422: {"model": answers.Problem, "description": "impossible option"}
 }
 SERIES: dict[int | str, dict[str, Any]] = {
-    404: {"model": answers.Problem, "description": "unknown series"}, **OPTIONS,
-}  # fmt: skip
+    404: {"model": answers.Problem, "description": "unknown series"},
+    **OPTIONS,
+}
 _CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
 
 MarketOption = Annotated[
@@ -225,9 +226,13 @@ def _add_figures(router: APIRouter, home: Path, Series: Any, MarketIn: Any) -> N
 
     @router.get("/api/figures/forecast/{symbol}/{timeframe}", responses=SERIES)
     def forecast(
-        series: Series, until: Until = None, issued_at: IssuedAt = None, limit: Limit = 500,
-        earlier: Annotated[int, Query(ge=0, le=MAX_EARLIER)] = 0, theme: Theme = "light",
-    ) -> answers.Figure:  # fmt: skip
+        series: Series,
+        until: Until = None,
+        issued_at: IssuedAt = None,
+        limit: Limit = 500,
+        earlier: Annotated[int, Query(ge=0, le=MAX_EARLIER)] = 0,
+        theme: Theme = "light",
+    ) -> answers.Figure:
         """Return candles with a forecast over them, and the realised closes."""
         drawn = figures.forecast(home, series, limit, until, issued_at, earlier)
         return themed_figure(drawn, theme, series.market)
@@ -256,9 +261,11 @@ def _add_figures(router: APIRouter, home: Path, Series: Any, MarketIn: Any) -> N
 
     @router.get("/api/figures/{chart}", responses=OPTIONS)
     def of_board(
-        chart: Literal["board", "coins"], market: MarketIn, timeframe: TimeframeOption = None,
+        chart: Literal["board", "coins"],
+        market: MarketIn,
+        timeframe: TimeframeOption = None,
         theme: Theme = "light",
-    ) -> answers.Figure:  # fmt: skip
+    ) -> answers.Figure:
         """Return the leaderboard's architectures, or its coins."""
         drawn = figures.board(market, timeframe) if chart == "board" else figures.coins(market, timeframe)
         return themed_figure(drawn, theme, market)

@@ -38,17 +38,59 @@ CEILING = 100.0
 """A mean |return| or range beyond this many σ counts as this many: volatility that decays after a spike."""
 
 INTERVAL_SECONDS = {
-    "1s": 1, "1m": 60, "3m": 180, "5m": 300, "15m": 900, "30m": 1800,
-    "1h": 3600, "2h": 7200, "4h": 14400, "6h": 21600, "8h": 28800, "12h": 43200,
-    "1d": 86400, "3d": 259200, "1w": 604800,
-}  # fmt: skip
+    "1s": 1,
+    "1m": 60,
+    "3m": 180,
+    "5m": 300,
+    "15m": 900,
+    "30m": 1800,
+    "1h": 3600,
+    "2h": 7200,
+    "4h": 14400,
+    "6h": 21600,
+    "8h": 28800,
+    "12h": 43200,
+    "1d": 86400,
+    "3d": 259200,
+    "1w": 604800,
+}
 """Binance's kline intervals of constant length, in seconds."""
 
 MONEY = (
-    "USDT", "USDC", "FDUSD", "TUSD", "BUSD", "DAI", "USD", "EUR", "GBP", "JPY", "CHF", "CNY", "KRW", "INR", "BRL",
-    "TRY", "RUB", "AUD", "CAD", "NZD", "SGD", "HKD", "MXN", "ZAR", "PLN", "UAH", "IDR", "THB", "VND", "SEK", "NOK",
-    "DKK", "CZK",
-)  # fmt: skip
+    "USDT",
+    "USDC",
+    "FDUSD",
+    "TUSD",
+    "BUSD",
+    "DAI",
+    "USD",
+    "EUR",
+    "GBP",
+    "JPY",
+    "CHF",
+    "CNY",
+    "KRW",
+    "INR",
+    "BRL",
+    "TRY",
+    "RUB",
+    "AUD",
+    "CAD",
+    "NZD",
+    "SGD",
+    "HKD",
+    "MXN",
+    "ZAR",
+    "PLN",
+    "UAH",
+    "IDR",
+    "THB",
+    "VND",
+    "SEK",
+    "NOK",
+    "DKK",
+    "CZK",
+)
 """Codes of states' currencies and of the coins that follow them."""
 COIN_CURRENCIES = ("BTC", "XBT", "ETH", "BNB")
 """Coins that other coins are priced in."""

@@ -16,9 +16,7 @@ from cpbmodels.errors import ModelError, unknown_choice
 
 TIME_NAMES = ("open_time", "timestamp", "unix", "ts", "t", "datetime", "date", "time")
 """Columns that may hold the open times: the first that needs no zone, else the first; without one a time index."""
-SYMBOL_NAMES = (
-    "symbol", "pair", "ticker", "instrument", "instrument_name", "inst_id", "product_id", "coin",
-)  # fmt: skip
+SYMBOL_NAMES = ("symbol", "pair", "ticker", "instrument", "instrument_name", "inst_id", "product_id", "coin")
 TIMEFRAME_NAMES = ("timeframe", "interval")
 """Columns that may name the series of a row; the first existing column is used."""
 NUMBERS = (*PRICES, "volume")
@@ -33,9 +31,26 @@ _PRICED_IN = {*MONEY, "CURRENCY", "QUOTE"}
 """Units of the amount in money: `Volume BTC` is the volume where `Volume USDT` is beside it."""
 _UNIT = re.compile(r"[A-Z0-9]{2,10}|[a-z0-9]{2,10}")
 _NO_COINS = {
-    "24H", "AVG", "CHANGE", "DELTA", "DIFF", "EMA", "LOG", "MA", "MEAN", "NORM", "OSC", "PCT", "RATIO", "ROC", "SMA",
-    "STD", "VWAP", "WMA", "ZSCORE",
-}  # fmt: skip
+    "24H",
+    "AVG",
+    "CHANGE",
+    "DELTA",
+    "DIFF",
+    "EMA",
+    "LOG",
+    "MA",
+    "MEAN",
+    "NORM",
+    "OSC",
+    "PCT",
+    "RATIO",
+    "ROC",
+    "SMA",
+    "STD",
+    "VWAP",
+    "WMA",
+    "ZSCORE",
+}
 """What programs compute from volumes: `Volume MA` is none."""
 
 
@@ -168,8 +183,10 @@ def _named_volume(names: Sequence[str], label: str) -> str | None:
         if _UNIT.fullmatch(unit) and unit.upper() not in _PRICED_IN | _NO_COINS
     ]
     if len(coins) > 1:
-        raise ModelError(f"{label}: the columns {coins[0]!r} and {coins[1]!r} may both be the volume: "
-                         f"{option('volume', coins[0])}.")  # fmt: skip
+        raise ModelError(
+            f"{label}: the columns {coins[0]!r} and {coins[1]!r} may both be the volume: "
+            f"{option('volume', coins[0])}."
+        )
     return coins[0] if coins else None
 
 

@@ -28,9 +28,19 @@ ROW = "row of the table"
 """The column of `Table.frame` with the rows' numbers."""
 
 _BINANCE = (
-    "open_time", "open", "high", "low", "close", "volume", "close_time", "quote_volume", "count", "taker_buy_volume",
-    "taker_buy_quote_volume", "ignore",
-)  # fmt: skip
+    "open_time",
+    "open",
+    "high",
+    "low",
+    "close",
+    "volume",
+    "close_time",
+    "quote_volume",
+    "count",
+    "taker_buy_volume",
+    "taker_buy_quote_volume",
+    "ignore",
+)
 """Columns of Binance's kline files, which have no header line."""
 _SEPARATORS = ",;\t|"
 MAX_BYTES = 2 << 30  # of a file, and of what it inflates to: 1s candles of a month are 300 MB
@@ -41,11 +51,19 @@ _SEVERAL_TICKERS = (
     "multi_level_index=False)."
 )
 _BINARY = {
-    b"PK\x03\x04": "a zip archive", b"\x1f\x8b": "gzip-compressed", b"PAR1": "a parquet file",
-    b"ARROW1": "a feather file", b"\xd0\xcf\x11\xe0": "an Excel file", b"SQLite format 3": "an SQLite database",
-    b"%PDF": "a PDF file", b"\x28\xb5\x2f\xfd": "zstd-compressed", b"\x89HDF": "an HDF5 file",
-    b"7z\xbc\xaf": "a 7z archive", b"BZh": "bzip2-compressed", b"\xfd7zXZ": "xz-compressed",
-}  # fmt: skip
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "gzip-compressed",
+    b"PAR1": "a parquet file",
+    b"ARROW1": "a feather file",
+    b"\xd0\xcf\x11\xe0": "an Excel file",
+    b"SQLite format 3": "an SQLite database",
+    b"%PDF": "a PDF file",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed",
+    b"\x89HDF": "an HDF5 file",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"BZh": "bzip2-compressed",
+    b"\xfd7zXZ": "xz-compressed",
+}
 """First bytes of files that are no text, and what they are."""
 _OTHER_TEXTS = {
     r"\s*(\{|\[\s*[\[{])": "JSON",

@@ -58,14 +58,19 @@ _BEFORE_BLACKWELL = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_9
 _FROM_TURING = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 _ARM_FROM_BLACKWELL = ("sm_80", "sm_90", "sm_100", "sm_120")
 BUILDS = (
-    Build("cu130", "2.9", NEWEST, {
-        "x86_64": _FROM_TURING,
-        "aarch64": ("sm_80", "sm_90", "sm_100", "sm_110", "sm_120"),
-    }),
+    Build(
+        "cu130",
+        "2.9",
+        NEWEST,
+        {
+            "x86_64": _FROM_TURING,
+            "aarch64": ("sm_80", "sm_90", "sm_100", "sm_110", "sm_120"),
+        },
+    ),
     Build("cu126", OLDEST, NEWEST, {"x86_64": _BEFORE_BLACKWELL, "aarch64": ("sm_80", "sm_90")}),
     Build("cu128", "2.7", "2.11.0", {"x86_64": _FROM_TURING, "aarch64": _ARM_FROM_BLACKWELL}),
     Build("cu118", OLDEST, "2.6.0", {"x86_64": ("sm_37", *_BEFORE_BLACKWELL)}),
-)  # fmt: skip
+)
 """The first that fits is named: the newest CUDA first, and of those of one CUDA what the newest torch is built for."""
 
 

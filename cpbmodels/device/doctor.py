@@ -154,9 +154,11 @@ def _other_build(driver: str, capability: tuple[int, int] | None) -> tuple[str, 
     chip = f"sm_{capability[0]}{capability[1]}" if capability else f"this machine ({platform.machine()})"
     if build := builds.build_for(driver, capability):
         fits = f"driver {driver}{f' and {chip}' if capability else ''}"
-        conda = "" if not builds.in_conda() else (
-            ", by pip in this conda environment, too: PyTorch's own conda channel ends with 2.5.1"
-        )  # fmt: skip
+        conda = (
+            ""
+            if not builds.in_conda()
+            else (", by pip in this conda environment, too: PyTorch's own conda channel ends with 2.5.1")
+        )
         command = builds.install_command(build, torch.__version__)
         return f"install torch's {build.tag} build, which fits {fits}{conda}", command
     allowed = f"no torch from {builds.OLDEST} to {builds.NEWEST}, with which cpb runs, has"
@@ -484,8 +486,10 @@ def _estimates(estimates: Mapping[str, Mapping[str, Any]], diagnosis: Diagnosis)
     else:
         where = f"this {facts['gpus'][0]['name']}" if lanes == 1 else f"these {lanes} GPUs"
     models = next(iter(estimates.values()))["models"]
-    times = ", ".join(f"{name}{' at most' * (not k)} {_duration(e['seconds'])}"
-                      for k, (name, e) in enumerate(estimates.items()))  # fmt: skip
+    times = ", ".join(
+        f"{name}{' at most' * (not k)} {_duration(e['seconds'])}"
+        for k, (name, e) in enumerate(estimates.items())
+    )
     text = f"{models} models on {where}: {times} of training"
     if (used := facts.get("epochs_used")) is None:
         return text

@@ -99,10 +99,13 @@ def time_on_cores(
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "cpbmodels.device.pace", job],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **run.environment, **alone},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **run.environment, **alone},
         )
         for _ in range(lanes)
-    ]  # fmt: skip
+    ]
     try:
         answers = [_answer(process, wanted) for process in processes]
     finally:

@@ -73,9 +73,11 @@ def _sha256(value: Any) -> bool:
 def _parts(value: Any) -> bool:
     """Each member's own fields and all of its options; whether these are possible is checked with them."""
     needed = {"architecture", "seed", *OPTIONS}
-    return isinstance(value, list) and 2 <= len(value) <= MAX_MEMBERS and all(
-        isinstance(part, dict) and needed <= {*part} <= needed | {*PART_FIELDS} for part in value
-    )  # fmt: skip
+    return (
+        isinstance(value, list)
+        and 2 <= len(value) <= MAX_MEMBERS
+        and all(isinstance(part, dict) and needed <= {*part} <= needed | {*PART_FIELDS} for part in value)
+    )
 
 
 FIELDS: Mapping[str, Any] = {
@@ -137,9 +139,11 @@ def fits(value: Any, kind: Any) -> bool:
             isinstance(value, list) and len(value) <= MAX_ITEMS and all(fits(item, kind[0]) for item in value)
         )
     if isinstance(kind, dict):
-        return isinstance(value, dict) and len(value) <= MAX_TEXT and all(
-            fits(name, str) and fits(item, kind[""]) for name, item in value.items()
-        )  # fmt: skip
+        return (
+            isinstance(value, dict)
+            and len(value) <= MAX_TEXT
+            and all(fits(name, str) and fits(item, kind[""]) for name, item in value.items())
+        )
     return kind(value) is True if callable(kind) else bool(value == kind)
 
 

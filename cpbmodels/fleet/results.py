@@ -396,8 +396,11 @@ def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool
     if "options" not in differing and before != seeds and not set(before).isdisjoint(seeds):
         log.warning(
             "%s belongs to a fleet that was split differently (%d members, here %d), as with other cores "
-            "or too little memory: these members start from new weights.", folder, len(before), len(seeds),
-        )  # fmt: skip
+            "or too little memory: these members start from new weights.",
+            folder,
+            len(before),
+            len(seeds),
+        )
         return False
     raise ModelError(
         f"{folder} holds a checkpoint of a different training ({', '.join(differing)} differ): "

@@ -114,10 +114,23 @@ def train_fleet(
                 folder,
             )
         jobs = _fleet_jobs(
-            plans, options, series=series, architecture=architecture, device=place, dtype=DTYPES[dtype],
-            checkpoint=folder, resume=resume, kernels=kernels, on_epoch=on_epoch, on_step=on_step,
-            of_members=len(plans), stage=stage, stages=stages, lock=threading.Lock(), stop=threading.Event(),
-        )  # fmt: skip
+            plans,
+            options,
+            series=series,
+            architecture=architecture,
+            device=place,
+            dtype=DTYPES[dtype],
+            checkpoint=folder,
+            resume=resume,
+            kernels=kernels,
+            on_epoch=on_epoch,
+            on_step=on_step,
+            of_members=len(plans),
+            stage=stage,
+            stages=stages,
+            lock=threading.Lock(),
+            stop=threading.Event(),
+        )
         return _train_jobs(jobs)
 
     members = train_architecture(architecture, overrides, folder)

@@ -31,9 +31,25 @@ def _head(x, bias, row, s_row, n, W: tl.constexpr, BT: tl.constexpr, BW: tl.cons
 
 @triton.jit
 def _heads(
-    q, k, v, bias_q, bias_k, bias_v, B, s_q, s_k, s_bias_q, s_bias_k, HEADS: tl.constexpr, S: tl.constexpr,
-    T: tl.constexpr, W: tl.constexpr, BS: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    bias_q,
+    bias_k,
+    bias_v,
+    B,
+    s_q,
+    s_k,
+    s_bias_q,
+    s_bias_k,
+    HEADS: tl.constexpr,
+    S: tl.constexpr,
+    T: tl.constexpr,
+    W: tl.constexpr,
+    BS: tl.constexpr,
+    BT: tl.constexpr,
+    BW: tl.constexpr,
+):
     """This program's query [BS, BW], key and value [BT, BW], its window of K x B, and its head's first column."""
     pid = tl.program_id(0).to(tl.int64)  # a program serves a window and head: K x B x HEADS of them
     window, column = pid // HEADS, (pid % HEADS) * W
@@ -60,10 +76,28 @@ def _shares(q, k, scale, T: tl.constexpr, BS: tl.constexpr, BT: tl.constexpr, CA
 
 @triton.jit(do_not_specialize=["B"])
 def _attention(
-    q, k, v, bias_q, bias_k, bias_v, out, B, s_q, s_k, s_bias_q, s_bias_k, scale,
-    HEADS: tl.constexpr, S: tl.constexpr, T: tl.constexpr, W: tl.constexpr,
-    BS: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    bias_q,
+    bias_k,
+    bias_v,
+    out,
+    B,
+    s_q,
+    s_k,
+    s_bias_q,
+    s_bias_k,
+    scale,
+    HEADS: tl.constexpr,
+    S: tl.constexpr,
+    T: tl.constexpr,
+    W: tl.constexpr,
+    BS: tl.constexpr,
+    BT: tl.constexpr,
+    BW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
     """q [K x B x S, ..], rows s_q apart; k, v [K x B x T, ..], s_k apart; biases by member; out [K x B x S, d]."""
     qq, kk, vv, window, column = _heads(
         q, k, v, bias_q, bias_k, bias_v, B, s_q, s_k, s_bias_q, s_bias_k, HEADS, S, T, W, BS, BT, BW
@@ -87,11 +121,36 @@ def _put(d_x, part, row, s_row, n, value, W: tl.constexpr, BT: tl.constexpr, BW:
 
 @triton.jit(do_not_specialize=["B"])
 def _attention_backward(
-    q, k, v, bias_q, bias_k, bias_v, d_out, d_q, d_k, d_v, part_q, part_k, part_v,
-    B, s_q, s_k, s_bias_q, s_bias_k, s_dq, s_dk, scale,
-    HEADS: tl.constexpr, S: tl.constexpr, T: tl.constexpr, W: tl.constexpr,
-    BS: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    bias_q,
+    bias_k,
+    bias_v,
+    d_out,
+    d_q,
+    d_k,
+    d_v,
+    part_q,
+    part_k,
+    part_v,
+    B,
+    s_q,
+    s_k,
+    s_bias_q,
+    s_bias_k,
+    s_dq,
+    s_dk,
+    scale,
+    HEADS: tl.constexpr,
+    S: tl.constexpr,
+    T: tl.constexpr,
+    W: tl.constexpr,
+    BS: tl.constexpr,
+    BT: tl.constexpr,
+    BW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
     """With p the shares and g = d_out: dv = p^T g, ds = p (g v^T - sum(p g v^T)) scale, dq = ds k, dk = ds^T q.
 
     Rows of d_q lie s_dq apart, those of d_k and d_v s_dk; the biases' partial sums, one row by window, as far.
@@ -132,24 +191,46 @@ def _attend(given: _QKV, biases: _QKV, steps: int, heads: int, causal: bool) -> 
     B = N // steps
     out = torch.empty(K, N, d, device=q.device, dtype=q.dtype)
     launch(
-        _attention, (K * B * heads,), *given, *biases, out, B, q.stride(1), k.stride(1),
-        biases[0].stride(0), biases[1].stride(0), (d // heads) ** -0.5,
+        _attention,
+        (K * B * heads,),
+        *given,
+        *biases,
+        out,
+        B,
+        q.stride(1),
+        k.stride(1),
+        biases[0].stride(0),
+        biases[1].stride(0),
+        (d // heads) ** -0.5,
         **_constants(steps, k.shape[1] // B, d, heads, causal),
-    )  # fmt: skip
+    )
     return out
 
 
 def _attend_back(
     given: _QKV, biases: _QKV, d_out: Tensor, grads: _QKV, parts: _QKV, steps: int, heads: int, causal: bool
-) -> None:  # fmt: skip
+) -> None:
     """Fill grads, as far apart as `parts` [K, B, d]: the biases' sums by window, in float32."""
     (K, N, d), q, k = given[0].shape, given[0], given[1]
     B = N // steps
     launch(
-        _attention_backward, (K * B * heads,), *given, *biases, d_out.contiguous(), *grads, *parts, B,
-        q.stride(1), k.stride(1), biases[0].stride(0), biases[1].stride(0), grads[0].stride(1), grads[1].stride(1),
-        (d // heads) ** -0.5, **_constants(steps, k.shape[1] // B, d, heads, causal),
-    )  # fmt: skip
+        _attention_backward,
+        (K * B * heads,),
+        *given,
+        *biases,
+        d_out.contiguous(),
+        *grads,
+        *parts,
+        B,
+        q.stride(1),
+        k.stride(1),
+        biases[0].stride(0),
+        biases[1].stride(0),
+        grads[0].stride(1),
+        grads[1].stride(1),
+        (d // heads) ** -0.5,
+        **_constants(steps, k.shape[1] // B, d, heads, causal),
+    )
 
 
 class _SelfAttention(torch.autograd.Function):
@@ -200,9 +281,27 @@ cross_attention: Any = _CrossAttention.apply
 
 @triton.jit(do_not_specialize=["n", "B", "s_window"])
 def _one_query(
-    q, k, v, bias_q, bias_k, bias_v, out, n, B, s_q, r_q, s_member, s_window, s_step, s_bias_q, s_bias_k, scale,
-    HEADS: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    bias_q,
+    bias_k,
+    bias_v,
+    out,
+    n,
+    B,
+    s_q,
+    r_q,
+    s_member,
+    s_window,
+    s_step,
+    s_bias_q,
+    s_bias_k,
+    scale,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    BT: tl.constexpr,
+):
     """A window's one query over its first n <= BT keys, all heads in one program: sums of products in float32."""
     window = tl.program_id(0).to(tl.int64)
     m, b = window // B, window % B
@@ -232,10 +331,25 @@ def one_query(q: Tensor, kv: Tensor, bias_q: Tensor, bias_kv: Tensor, seen: int,
     K, B, d = q.shape
     out = torch.empty(K, B, d, device=q.device, dtype=q.dtype)
     launch(
-        _one_query, (K * B,), q, *kv.split(d, -1), bias_q, *bias_kv.split(d, -1), out, seen, B, *q.stride()[:2],
-        *kv.stride()[:3], bias_q.stride(0), bias_kv.stride(0), (d // heads) ** -0.5,
-        HEADS=heads, D=d, BT=triton.next_power_of_2(kv.shape[2]), num_warps=4,
-    )  # fmt: skip
+        _one_query,
+        (K * B,),
+        q,
+        *kv.split(d, -1),
+        bias_q,
+        *bias_kv.split(d, -1),
+        out,
+        seen,
+        B,
+        *q.stride()[:2],
+        *kv.stride()[:3],
+        bias_q.stride(0),
+        bias_kv.stride(0),
+        (d // heads) ** -0.5,
+        HEADS=heads,
+        D=d,
+        BT=triton.next_power_of_2(kv.shape[2]),
+        num_warps=4,
+    )
     return out
 
 
@@ -244,9 +358,44 @@ def one_query(q: Tensor, kv: Tensor, bias_q: Tensor, bias_kv: Tensor, seen: int,
 
 
 @triton.jit(do_not_specialize=["s_bo", "s_tk", "s_tb", "s_fk", "s_fb", "s_n", "step", "B", "S"])
-def _step_attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_wo, b_out, s_bo, truth, s_tk, s_tb,
-            forced, s_fk, s_fb, raw, shares, kept, s_at, after, s_n, row, scale, step, B, S, HEADS: tl.constexpr,
-            H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr):  # fmt: skip
+def _step_attend(
+    h,
+    s_h,
+    q,
+    s_q,
+    keys,
+    s_kk,
+    values,
+    s_vk,
+    b_v,
+    s_bv,
+    w_out,
+    s_wo,
+    b_out,
+    s_bo,
+    truth,
+    s_tk,
+    s_tb,
+    forced,
+    s_fk,
+    s_fb,
+    raw,
+    shares,
+    kept,
+    s_at,
+    after,
+    s_n,
+    row,
+    scale,
+    step,
+    B,
+    S,
+    HEADS: tl.constexpr,
+    H: tl.constexpr,
+    T: tl.constexpr,
+    BT: tl.constexpr,
+    OUT: tl.constexpr,
+):
     """raw [K, B, S, OUT] at `step` = [h, attended] w_out^T + b_out, attended = softmax(q k^T scale) v + b_v.
 
     h, q [B, H], w_out [OUT, 2H]; keys and values of state t and window b are rows t B + b, `row` values apart. Kept:
@@ -290,10 +439,41 @@ def _step_attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_w
 
 
 @triton.jit(do_not_specialize=["s_fk", "s_fb", "step", "B", "S"])
-def _step_attend_back(grad, d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys, s_kk, values, s_vk,
-                 w_out, s_wo, shares, d_scores, d_h, s_dh, d_q, s_dq, row, scale, step, B, S, HEADS: tl.constexpr,
-                 H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr,
-                 G: tl.constexpr):  # fmt: skip
+def _step_attend_back(
+    grad,
+    d_raw,
+    raw,
+    d_gates,
+    s_dg,
+    w_ih,
+    s_ih,
+    forced,
+    s_fk,
+    s_fb,
+    keys,
+    s_kk,
+    values,
+    s_vk,
+    w_out,
+    s_wo,
+    shares,
+    d_scores,
+    d_h,
+    s_dh,
+    d_q,
+    s_dq,
+    row,
+    scale,
+    step,
+    B,
+    S,
+    HEADS: tl.constexpr,
+    H: tl.constexpr,
+    T: tl.constexpr,
+    BT: tl.constexpr,
+    OUT: tl.constexpr,
+    G: tl.constexpr,
+):
     """d_h, d_q [B, H] and d_scores (as shares, times scale) at `step`, and d_raw [K, B, S, OUT] there: `grad` and
     what reached raw by way of the next step.
 
@@ -340,9 +520,29 @@ def _step_attend_back(grad, d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk,
 
 
 @triton.jit(do_not_specialize=["B"])
-def _memory_back(d_raw, q, s_qk, s_qs, w_out, s_wo, shares, d_scores, d_keys, s_kk, d_values, s_vk, of_bias, row, B,
-                 HEADS: tl.constexpr, H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr,
-                 S: tl.constexpr):  # fmt: skip
+def _memory_back(
+    d_raw,
+    q,
+    s_qk,
+    s_qs,
+    w_out,
+    s_wo,
+    shares,
+    d_scores,
+    d_keys,
+    s_kk,
+    d_values,
+    s_vk,
+    of_bias,
+    row,
+    B,
+    HEADS: tl.constexpr,
+    H: tl.constexpr,
+    T: tl.constexpr,
+    BT: tl.constexpr,
+    OUT: tl.constexpr,
+    S: tl.constexpr,
+):
     """Gradients of keys and values over all steps, laid out as these; of_bias [K, B, H]: of the attended values."""
     window = tl.program_id(0).to(tl.int64)
     k, b = window // B, window % B

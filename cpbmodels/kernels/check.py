@@ -40,18 +40,29 @@ MAX_LOSS_DISTANCE = 5e-3  # relative distance of the losses [K] from float64's
 # of an update [K, P] and of both moments from torch's optimizer, which is in float32, too
 MAX_UPDATE_DISTANCE = 5e-4
 NO_SHAPE = (
-    *IN_RATE, "patience", "steps_per_epoch", "max_train_rows", "stride", "max_validation_windows", "fleet_size",
-    "workers", "cuda_graph",
-)  # fmt: skip
+    *IN_RATE,
+    "patience",
+    "steps_per_epoch",
+    "max_train_rows",
+    "stride",
+    "max_validation_windows",
+    "fleet_size",
+    "workers",
+    "cuda_graph",
+)
 """Options that change neither what a step launches nor the shape of its tensors."""
 
 _verdicts: dict[str, str] = {}  # of this process
 
 
 def kernels_off(
-    architecture: str, options: Preset, device: torch.device, compute: torch.dtype | None = None, *,
+    architecture: str,
+    options: Preset,
+    device: torch.device,
+    compute: torch.dtype | None = None,
+    *,
     wanted: bool | str = True,
-) -> str:  # fmt: skip
+) -> str:
     """Why fleets with these options keep torch's path, "" if they use the kernels, which are compiled and checked here.
 
     compute: dtype of the products; None: what a training would choose. wanted: see `off_reason`.
@@ -154,9 +165,14 @@ def faults(distances: Mapping[str, float]) -> Iterator[str]:
 
 
 def _trial(
-    architecture: str, options: Preset, device: torch.device, dtype: torch.dtype, compute: torch.dtype, *,
+    architecture: str,
+    options: Preset,
+    device: torch.device,
+    dtype: torch.dtype,
+    compute: torch.dtype,
+    *,
     kernels: bool,
-) -> FleetStep:  # fmt: skip
+) -> FleetStep:
     options = replace(options, stride=1, max_train_rows=0)
     net = Net(architecture, options, device, dtype, compute if kernels else None)
     rows = 900 + 4 * options.batch_size

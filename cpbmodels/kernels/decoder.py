@@ -100,24 +100,49 @@ class _Decoder:
         strides = (0, 0) if truth is None else truth.stride()[:2]
         forced = self.draw.forced
         launch(
-            _step_attend, (self.K * self.B,),
+            _step_attend,
+            (self.K * self.B,),
             *parts(self.hs[-1][:, step + 1], query, self.keys, self.values, self.b_v, self.w_out, self.b_out),
-            truth, *strides, forced, *((0, 0) if forced is None else forced.stride()[:2]),
-            self.raw, self.shares, *parts(self.kept[:, step], self.xs[:, step + 1]),
-            self.keys.stride(1), (self.H // self.heads) ** -0.5, step, self.B, self.S, **self.sizes(ATTENTION_WARPS),
-        )  # fmt: skip
+            truth,
+            *strides,
+            forced,
+            *((0, 0) if forced is None else forced.stride()[:2]),
+            self.raw,
+            self.shares,
+            *parts(self.kept[:, step], self.xs[:, step + 1]),
+            self.keys.stride(1),
+            (self.H // self.heads) ** -0.5,
+            step,
+            self.B,
+            self.S,
+            **self.sizes(ATTENTION_WARPS),
+        )
 
     def attend_back(self, grads: tuple[Tensor, ...], w_ih: Tensor, d_q: Tensor | None, step: int) -> None:
         """grads: that of raw, d_raw, d_scores, d_h [K, B, H], d_gates of the next step, as in `_step_attend_back`."""
         grad, d_raw, d_scores, d_h, d_gates = grads
         forced = self.draw.forced
         launch(
-            _step_attend_back, (self.K * self.B,), grad, d_raw, self.raw, *parts(d_gates, w_ih),
-            forced, *((0, 0) if forced is None else forced.stride()[:2]),
-            *parts(self.keys, self.values, self.w_out), self.shares, d_scores, *parts(d_h, d_q),
-            self.keys.stride(1), (self.H // self.heads) ** -0.5, step, self.B, self.S,
-            G=w_ih.shape[1] // self.H, **self.sizes(ATTENTION_WARPS),
-        )  # fmt: skip
+            _step_attend_back,
+            (self.K * self.B,),
+            grad,
+            d_raw,
+            self.raw,
+            *parts(d_gates, w_ih),
+            forced,
+            *((0, 0) if forced is None else forced.stride()[:2]),
+            *parts(self.keys, self.values, self.w_out),
+            self.shares,
+            d_scores,
+            *parts(d_h, d_q),
+            self.keys.stride(1),
+            (self.H // self.heads) ** -0.5,
+            step,
+            self.B,
+            self.S,
+            G=w_ih.shape[1] // self.H,
+            **self.sizes(ATTENTION_WARPS),
+        )
 
     def memory_back(
         self, d_raw: Tensor, d_scores: Tensor, q: Tensor, d_keys: Tensor, d_values: Tensor
@@ -125,9 +150,21 @@ class _Decoder:
         """Fill d_keys and d_values from all queries q [K, S, B, H]; returns b_v's gradient [K, 1, H]."""
         of_bias = self.raw.new_empty(self.K, self.B, self.H)
         launch(
-            _memory_back, (self.K * self.B,), d_raw, q, *q.stride()[:2], *parts(self.w_out), self.shares, d_scores,
-            *parts(d_keys, d_values), of_bias, d_keys.stride(1), self.B, S=self.S, **self.sizes(MEMORY_WARPS),
-        )  # fmt: skip
+            _memory_back,
+            (self.K * self.B,),
+            d_raw,
+            q,
+            *q.stride()[:2],
+            *parts(self.w_out),
+            self.shares,
+            d_scores,
+            *parts(d_keys, d_values),
+            of_bias,
+            d_keys.stride(1),
+            self.B,
+            S=self.S,
+            **self.sizes(MEMORY_WARPS),
+        )
         return of_bias.sum(1, keepdim=True).to(q.dtype)
 
     def out_back(self, d_raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,9 +186,17 @@ class _GruSteps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, batch: Batch, draw: _DecoderDraws, steps: int, keys: Tensor, values: Tensor, b_key: Tensor,
-        w_out: Tensor, b_out: Tensor, *rest: Tensor,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        batch: Batch,
+        draw: _DecoderDraws,
+        steps: int,
+        keys: Tensor,
+        values: Tensor,
+        b_key: Tensor,
+        w_out: Tensor,
+        b_out: Tensor,
+        *rest: Tensor,
+    ) -> Tensor:
         L = len(rest) // 5
         layers = [tuple(rest[L + 4 * i : L + 4 * i + 4]) for i in range(L)]
         decoder = _Decoder(batch, draw, steps, 1, (keys, values, None, w_out, b_out), L)
@@ -217,9 +262,19 @@ class _LstmSteps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, batch: Batch, draw: _DecoderDraws, steps: int, heads: int, memory: Tensor, b_v: Tensor, w_out: Tensor,
-        b_out: Tensor, w_q: Tensor, b_q: Tensor, *rest: Tensor,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        batch: Batch,
+        draw: _DecoderDraws,
+        steps: int,
+        heads: int,
+        memory: Tensor,
+        b_v: Tensor,
+        w_out: Tensor,
+        b_out: Tensor,
+        w_q: Tensor,
+        b_q: Tensor,
+        *rest: Tensor,
+    ) -> Tensor:
         L, H = len(rest) // 5, w_q.shape[-1]
         layers = [tuple(rest[2 * L + 3 * i : 2 * L + 3 * i + 3]) for i in range(L)]
         decoder = _Decoder(

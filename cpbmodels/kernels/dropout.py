@@ -64,9 +64,19 @@ def _run(x: Tensor | None, rate: PerRow, key: Tensor, out: Tensor) -> None:
         limits, scales = _constants(rate, K, out.dtype, out.device)
     grid = (K, triton.cdiv(triton.cdiv(n, 2), BLOCK))
     launch(
-        _dropout, grid, out if x is None else x, key, limits, scales, out, n, key.stride(0),
-        MASKS=x is None, BLOCK=BLOCK, num_warps=4,
-    )  # fmt: skip
+        _dropout,
+        grid,
+        out if x is None else x,
+        key,
+        limits,
+        scales,
+        out,
+        n,
+        key.stride(0),
+        MASKS=x is None,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
 
 
 @cache

@@ -35,11 +35,31 @@ def _squares(grad, part, steps, held, P, HELD: tl.constexpr, PARTS: tl.constexpr
 
 @triton.jit(do_not_specialize=["s_rate"])
 def _adam(
-    weights, copy, grad, first, second, part, steps, rates, clips, decays, held, P, s_rate,
-    B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr, LOG_B1: tl.constexpr, LOG_B2: tl.constexpr,
-    ADAMW: tl.constexpr, HELD: tl.constexpr, COPY: tl.constexpr, PARTS: tl.constexpr, BP: tl.constexpr,
+    weights,
+    copy,
+    grad,
+    first,
+    second,
+    part,
+    steps,
+    rates,
+    clips,
+    decays,
+    held,
+    P,
+    s_rate,
+    B1: tl.constexpr,
+    B2: tl.constexpr,
+    EPS: tl.constexpr,
+    LOG_B1: tl.constexpr,
+    LOG_B2: tl.constexpr,
+    ADAMW: tl.constexpr,
+    HELD: tl.constexpr,
+    COPY: tl.constexpr,
+    PARTS: tl.constexpr,
+    BP: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """weights, copy, grad, first, second [K, P]; steps, clips, decays, held [K]; rates [K], or a scalar (s_rate 0).
 
     With t = steps: weight -= rate / (1 - B1^t) first / (sqrt(second / (1 - B2^t)) + EPS). held 1: row keeps all bits.
@@ -104,8 +124,26 @@ def update(
     some = {"HELD": held is not None, "PARTS": parts, "BLOCK": BLOCK, "num_warps": 8}
     launch(_squares, (K, parts), grad, part, steps, off, P, **some)
     launch(
-        _adam, (K, parts), flat, flat if copy is None else copy, grad, *moments, part, steps, lr, *limits, off, P,
+        _adam,
+        (K, parts),
+        flat,
+        flat if copy is None else copy,
+        grad,
+        *moments,
+        part,
+        steps,
+        lr,
+        *limits,
+        off,
+        P,
         lr.stride(0) if lr.dim() else 0,
-        B1=betas[0], B2=betas[1], EPS=epsilon, LOG_B1=math.log2(betas[0]), LOG_B2=math.log2(betas[1]),
-        ADAMW=adamw, COPY=copy is not None, BP=triton.next_power_of_2(parts), **some,
-    )  # fmt: skip
+        B1=betas[0],
+        B2=betas[1],
+        EPS=epsilon,
+        LOG_B1=math.log2(betas[0]),
+        LOG_B2=math.log2(betas[1]),
+        ADAMW=adamw,
+        COPY=copy is not None,
+        BP=triton.next_power_of_2(parts),
+        **some,
+    )

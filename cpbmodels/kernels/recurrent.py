@@ -35,8 +35,21 @@ FORWARD, BACKWARD = (16, 4, 1), (32, 8, 2)
 
 
 @triton.jit(do_not_specialize=["B"])
-def _gru_layer(gates, b_ih, s_bi, w_hh, s_hh, b_hh, s_bh, states, acts, B, T: tl.constexpr, H: tl.constexpr,
-               BM: tl.constexpr):  # fmt: skip
+def _gru_layer(
+    gates,
+    b_ih,
+    s_bi,
+    w_hh,
+    s_hh,
+    b_hh,
+    s_bh,
+    states,
+    acts,
+    B,
+    T: tl.constexpr,
+    H: tl.constexpr,
+    BM: tl.constexpr,
+):
     """states [K, T, B, H] and acts [K, T, B, 4H] (r, z, n, g_n) of all steps, from gates [K, T, B, 3H] without bias."""
     k = tl.program_id(0).to(tl.int64)
     rows = tl.minimum(tl.program_id(1) * BM + tl.arange(0, BM), B - 1)
@@ -67,8 +80,9 @@ def _gru_layer(gates, b_ih, s_bi, w_hh, s_hh, b_hh, s_bh, states, acts, B, T: tl
 
 
 @triton.jit(do_not_specialize=["B"])
-def _gru_layer_back(grad, w_hh, s_hh, states, acts, d_in, d_hid, sums, B, T: tl.constexpr, H: tl.constexpr,
-                    BM: tl.constexpr):  # fmt: skip
+def _gru_layer_back(
+    grad, w_hh, s_hh, states, acts, d_in, d_hid, sums, B, T: tl.constexpr, H: tl.constexpr, BM: tl.constexpr
+):
     """d_in, d_hid [K, T, B, 3H] from grad [K, T, B, H]; sums float32 [K, programs, 4H]: over all steps and the
     program's rows, the gradients of a_r, a_z, a_n and of g_n."""
     k = tl.program_id(0).to(tl.int64)
@@ -118,9 +132,19 @@ class _GruLayer(torch.autograd.Function):
         if ctx.whole:
             rows, warps, stages = FORWARD
             launch(
-                _gru_layer, (K, triton.cdiv(B, rows)), gates, *parts(b_ih, w_hh, b_hh), states, acts, B,
-                T=T, H=H, BM=rows, num_warps=warps, num_stages=stages,
-            )  # fmt: skip
+                _gru_layer,
+                (K, triton.cdiv(B, rows)),
+                gates,
+                *parts(b_ih, w_hh, b_hh),
+                states,
+                acts,
+                B,
+                T=T,
+                H=H,
+                BM=rows,
+                num_warps=warps,
+                num_stages=stages,
+            )
         else:
             h = gates.new_zeros(K, B, H)
             for t in range(T):
@@ -140,9 +164,22 @@ class _GruLayer(torch.autograd.Function):
             rows = rows if B % rows == 0 else 16
             sums = torch.empty(K, B // rows, 4 * H, device=grad.device, dtype=torch.float32)
             launch(
-                _gru_layer_back, (K, B // rows), grad, *parts(w_hh), states, acts, d_in, d_hid, sums, B,
-                T=T, H=H, BM=rows, num_warps=warps, num_stages=stages,
-            )  # fmt: skip
+                _gru_layer_back,
+                (K, B // rows),
+                grad,
+                *parts(w_hh),
+                states,
+                acts,
+                d_in,
+                d_hid,
+                sums,
+                B,
+                T=T,
+                H=H,
+                BM=rows,
+                num_warps=warps,
+                num_stages=stages,
+            )
             total = sums.sum(1, keepdim=True).to(grad.dtype)
             d_ih, d_hh = total[..., : 3 * H], torch.cat([total[..., : 2 * H], total[..., 3 * H :]], -1)
         else:

@@ -98,9 +98,30 @@ def _back(sums, grad, w, rows, u, W: tl.constexpr, H: tl.constexpr, BK: tl.const
 
 
 @triton.jit
-def _d_state(k, rows, u, at, add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh,
-             W: tl.constexpr, G: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BU: tl.constexpr,
-             BK: tl.constexpr):  # fmt: skip
+def _d_state(
+    k,
+    rows,
+    u,
+    at,
+    add,
+    s_add,
+    g_out,
+    s_go,
+    w_out,
+    s_wo,
+    factor,
+    s_f,
+    g_next,
+    s_gn,
+    w_hh,
+    s_hh,
+    W: tl.constexpr,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    BM: tl.constexpr,
+    BU: tl.constexpr,
+    BK: tl.constexpr,
+):
     """dL/dh' [BM, BU] = (g_out w_out) factor + g_next w_hh + add.
 
     g_out [B, W]: gradient of what reads h' at this step, through w_out [W, H]; g_next [B, G H]: of the next gates."""
@@ -117,9 +138,36 @@ def _d_state(k, rows, u, at, add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, 
 
 
 @triton.jit(do_not_specialize=["B", "s_x"])
-def _lstm_step(x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, bias, s_b, c, s_c, new_h, s_nh, new_c, s_nc, acts, s_a,
-               factor, s_f, dropped, s_d, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BU: tl.constexpr,
-               BK: tl.constexpr):  # fmt: skip
+def _lstm_step(
+    x,
+    s_x,
+    w_ih,
+    s_ih,
+    h,
+    s_h,
+    w_hh,
+    s_hh,
+    bias,
+    s_b,
+    c,
+    s_c,
+    new_h,
+    s_nh,
+    new_c,
+    s_nc,
+    acts,
+    s_a,
+    factor,
+    s_f,
+    dropped,
+    s_d,
+    B,
+    W: tl.constexpr,
+    H: tl.constexpr,
+    BM: tl.constexpr,
+    BU: tl.constexpr,
+    BK: tl.constexpr,
+):
     """new_h, new_c [B, H] from x [B, W], h, c [B, H] and bias [4H]; acts [B, 4H]: i, f, g, o.
 
     With `factor` [B, H], dropped = new_h * factor, which the next layer reads."""
@@ -154,16 +202,64 @@ def _lstm_step(x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, bias, s_b, c, s_c, new_h,
 
 
 @triton.jit(do_not_specialize=["B"])
-def _lstm_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh, acts, s_a, c, s_c,
-                    new_c, s_nc, d_c, d_gates, s_d, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr,
-                    BU: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+def _lstm_step_back(
+    add,
+    s_add,
+    g_out,
+    s_go,
+    w_out,
+    s_wo,
+    factor,
+    s_f,
+    g_next,
+    s_gn,
+    w_hh,
+    s_hh,
+    acts,
+    s_a,
+    c,
+    s_c,
+    new_c,
+    s_nc,
+    d_c,
+    d_gates,
+    s_d,
+    B,
+    W: tl.constexpr,
+    H: tl.constexpr,
+    BM: tl.constexpr,
+    BU: tl.constexpr,
+    BK: tl.constexpr,
+):
     """d_gates [B, 4H] from dL/dh', see `_d_state`, and from d_c [B, H], carried in place."""
     k = tl.program_id(0).to(tl.int64)
     u = tl.program_id(1) * BU + tl.arange(0, BU)
     rows = tl.program_id(2) * BM + tl.arange(0, BM)
     at = rows[:, None] * H + u[None, :]
-    d_h = _d_state(k, rows, u, at, add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh,
-                   W, 4, H, BM, BU, BK)  # fmt: skip
+    d_h = _d_state(
+        k,
+        rows,
+        u,
+        at,
+        add,
+        s_add,
+        g_out,
+        s_go,
+        w_out,
+        s_wo,
+        factor,
+        s_f,
+        g_next,
+        s_gn,
+        w_hh,
+        s_hh,
+        W,
+        4,
+        H,
+        BM,
+        BU,
+        BK,
+    )
     kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
     i, f, g, o = _get4(kept, H)
     tanh_c = _tanh(tl.load(new_c + k * s_nc + at))
@@ -178,9 +274,36 @@ def _lstm_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s
 
 
 @triton.jit(do_not_specialize=["B", "s_x"])
-def _gru_step(gates, s_g, x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, b_ih, s_bi, b_hh, s_bh, new_h, s_nh, acts, s_a,
-              factor, s_f, dropped, s_d, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BU: tl.constexpr,
-              BK: tl.constexpr):  # fmt: skip
+def _gru_step(
+    gates,
+    s_g,
+    x,
+    s_x,
+    w_ih,
+    s_ih,
+    h,
+    s_h,
+    w_hh,
+    s_hh,
+    b_ih,
+    s_bi,
+    b_hh,
+    s_bh,
+    new_h,
+    s_nh,
+    acts,
+    s_a,
+    factor,
+    s_f,
+    dropped,
+    s_d,
+    B,
+    W: tl.constexpr,
+    H: tl.constexpr,
+    BM: tl.constexpr,
+    BU: tl.constexpr,
+    BK: tl.constexpr,
+):
     """new_h [B, H] from h [B, H] and x [B, W] or input gates [B, 3H] without bias; acts [B, 4H]: r, z, n, g_n.
 
     With `factor` [B, H], dropped = new_h * factor, which the next layer reads."""
@@ -221,9 +344,35 @@ def _gru_step(gates, s_g, x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, b_ih, s_bi, b_
 
 
 @triton.jit(do_not_specialize=["B"])
-def _gru_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh, acts, s_a, h, s_h,
-                   carry, d_in, s_di, d_hid, s_dh, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr,
-                   BU: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+def _gru_step_back(
+    add,
+    s_add,
+    g_out,
+    s_go,
+    w_out,
+    s_wo,
+    factor,
+    s_f,
+    g_next,
+    s_gn,
+    w_hh,
+    s_hh,
+    acts,
+    s_a,
+    h,
+    s_h,
+    carry,
+    d_in,
+    s_di,
+    d_hid,
+    s_dh,
+    B,
+    W: tl.constexpr,
+    H: tl.constexpr,
+    BM: tl.constexpr,
+    BU: tl.constexpr,
+    BK: tl.constexpr,
+):
     """Gradients of input and hidden gates, d_in and d_hid [B, 3H], from dL/dh': `_d_state` + carry.
 
     carry float32 [B, H] becomes dL/dh' z."""
@@ -231,8 +380,30 @@ def _gru_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_
     u = tl.program_id(1) * BU + tl.arange(0, BU)
     rows = tl.program_id(2) * BM + tl.arange(0, BM)
     at = rows[:, None] * H + u[None, :]
-    d_h = _d_state(k, rows, u, at, add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh,
-                   W, 3, H, BM, BU, BK)  # fmt: skip
+    d_h = _d_state(
+        k,
+        rows,
+        u,
+        at,
+        add,
+        s_add,
+        g_out,
+        s_go,
+        w_out,
+        s_wo,
+        factor,
+        s_f,
+        g_next,
+        s_gn,
+        w_hh,
+        s_hh,
+        W,
+        3,
+        H,
+        BM,
+        BU,
+        BK,
+    )
     carried = carry + k * (B * H) + at  # dL/dh z of the step after: the path around its gates
     d_h += tl.load(carried)
     kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
@@ -245,8 +416,21 @@ def _gru_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_
 
 
 @triton.jit(do_not_specialize=["B"])
-def _query(x, s_x, w, s_w, bias, s_b, out, s_o, B, H: tl.constexpr, BM: tl.constexpr, BU: tl.constexpr,
-           BK: tl.constexpr):  # fmt: skip
+def _query(
+    x,
+    s_x,
+    w,
+    s_w,
+    bias,
+    s_b,
+    out,
+    s_o,
+    B,
+    H: tl.constexpr,
+    BM: tl.constexpr,
+    BU: tl.constexpr,
+    BK: tl.constexpr,
+):
     """out [B, H] = x [B, H] w^T + bias, w [H, H]."""
     k = tl.program_id(0).to(tl.int64)
     u = tl.program_id(1) * BU + tl.arange(0, BU)

@@ -35,9 +35,13 @@ _listener: Listener | None = None
 
 
 def off_reason(
-    architecture: type[Architecture], options: Preset, device: torch.device, compute: torch.dtype, *,
+    architecture: type[Architecture],
+    options: Preset,
+    device: torch.device,
+    compute: torch.dtype,
+    *,
     wanted: bool | str = True,
-) -> str:  # fmt: skip
+) -> str:
     """Why a fleet with these options on this device, products in `compute`, keeps torch's path; "" if it does not.
 
     wanted: False or the reason why not. Whether they compute right on this device, `check.kernels_off` says.

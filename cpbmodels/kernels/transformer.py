@@ -51,9 +51,19 @@ def _centred(v, mask, D: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N"])
 def _add_norm(
-    x, y, bias, total, normed, N, s_bias,
-    ADDS: tl.constexpr, EPS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+    x,
+    y,
+    bias,
+    total,
+    normed,
+    N,
+    s_bias,
+    ADDS: tl.constexpr,
+    EPS: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    R: tl.constexpr,
+):
     """x, y, total, normed [K, N, D], bias [K, D] s_bias apart. total = x + y + bias; normed = its LayerNorm."""
     at, mask, cols = _tile(N, R, D, BD)
     # [R, BD]: whole rows, so the mean needs no second pass
@@ -70,9 +80,19 @@ def _add_norm(
 
 @triton.jit(do_not_specialize=["N"])
 def _add_norm_backward(
-    total, d_normed, d_total, d_x, part, N,
-    RESIDUAL: tl.constexpr, ADDS: tl.constexpr, EPS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+    total,
+    d_normed,
+    d_total,
+    d_x,
+    part,
+    N,
+    RESIDUAL: tl.constexpr,
+    ADDS: tl.constexpr,
+    EPS: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    R: tl.constexpr,
+):
     """Gradient of x, of y and, as part [K, programs, D] by program, of the bias: all three are added up.
 
     With n = normed, g = dL/dn and means over D: dL/dx = (g - mean(g) - n mean(g n)) / std + dL/dtotal.
@@ -101,9 +121,21 @@ class _AddNorm(torch.autograd.Function):
         normed = torch.empty_like(x)
         more = (y.contiguous(), bias) if y is not None and bias is not None else (x, x)
         launch(
-            _add_norm, (K, triton.cdiv(N, ROWS)), x, *more, total, normed, N, more[1].stride(0),
-            ADDS=ctx.adds, EPS=EPSILON, D=D, BD=triton.next_power_of_2(D), R=ROWS, num_warps=4,
-        )  # fmt: skip
+            _add_norm,
+            (K, triton.cdiv(N, ROWS)),
+            x,
+            *more,
+            total,
+            normed,
+            N,
+            more[1].stride(0),
+            ADDS=ctx.adds,
+            EPS=EPSILON,
+            D=D,
+            BD=triton.next_power_of_2(D),
+            R=ROWS,
+            num_warps=4,
+        )
         ctx.save_for_backward(total)
         ctx.set_materialize_grads(False)
         return total if ctx.adds else x.view_as(x), normed
@@ -117,10 +149,22 @@ class _AddNorm(torch.autograd.Function):
         part = partial_sums(total, grid[1]) if ctx.adds else total
         residual = d_normed if d_total is None else d_total.contiguous()
         launch(
-            _add_norm_backward, grid, total, d_normed, residual, d_x, part, N,
-            RESIDUAL=d_total is not None, ADDS=ctx.adds, EPS=EPSILON, D=D, BD=triton.next_power_of_2(D), R=ROWS,
+            _add_norm_backward,
+            grid,
+            total,
+            d_normed,
+            residual,
+            d_x,
+            part,
+            N,
+            RESIDUAL=d_total is not None,
+            ADDS=ctx.adds,
+            EPS=EPSILON,
+            D=D,
+            BD=triton.next_power_of_2(D),
+            R=ROWS,
             num_warps=4,
-        )  # fmt: skip
+        )
         return (d_x, d_x, summed(part, total)) if ctx.adds else (d_x, None, None)
 
 
@@ -180,9 +224,20 @@ class _BiasGelu(torch.autograd.Function):
         grid = (K, triton.cdiv(N, ROWS), triton.cdiv(D, COLUMNS))
         part = partial_sums(x, grid[1])
         launch(
-            _bias_gelu_backward, grid, x, bias, d_out.contiguous(), d_x, part, N, bias.stride(0),
-            D=D, BD=COLUMNS, R=ROWS, num_warps=4,
-        )  # fmt: skip
+            _bias_gelu_backward,
+            grid,
+            x,
+            bias,
+            d_out.contiguous(),
+            d_x,
+            part,
+            N,
+            bias.stride(0),
+            D=D,
+            BD=COLUMNS,
+            R=ROWS,
+            num_warps=4,
+        )
         return d_x, summed(part, x)
 
 

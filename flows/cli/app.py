@@ -143,8 +143,9 @@ def _end_exhausted(error: Exception) -> None:
         _end(
             "no space left on the disk of CPB_HOME, of the MLflow store or of the temporary folder; free some, then "
             "run the same command again",
-            EXIT_FATAL, "disk-full",
-        )  # fmt: skip
+            EXIT_FATAL,
+            "disk-full",
+        )
 
 
 def _end_usage(error: typer.TyperException) -> NoReturn:

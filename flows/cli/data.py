@@ -78,9 +78,8 @@ def verify(
     """
     if market not in (_ALL, *MARKETS):
         raise UsageError(
-            f"market {market!r} is unknown: choose from {', '.join((_ALL, *MARKETS))}",
-            code="market",
-        )  # fmt: skip
+            f"market {market!r} is unknown: choose from {', '.join((_ALL, *MARKETS))}", code="market"
+        )
     quiet_libraries()
     markets = MARKETS if market == _ALL else (market,)
     with shown_progress("verify"):

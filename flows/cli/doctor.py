@@ -79,9 +79,14 @@ def default_spans() -> list[tuple[int, int]]:
         series = SeriesId("spot", "BTCUSDT", timeframe)
         rows = HISTORY_DAYS * 86_400 // series.seconds
         record = SeriesRecord(
-            series=series, path="", digest="", file_digest="", rows=rows, first_us=0,
+            series=series,
+            path="",
+            digest="",
+            file_digest="",
+            rows=rows,
+            first_us=0,
             last_us=(rows - 1) * series.seconds * 1_000_000,
-        )  # fmt: skip
+        )
         bounds = split_bounds([record])
         train, validation = (
             round((end - start).total_seconds()) // series.seconds

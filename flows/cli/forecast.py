@@ -70,17 +70,19 @@ _AFTER = (1, 5, 10)
 
 _BANDS = (
     Column("series; last close and its age; verdict; record", "about", stays=True, folds=True),
-    Column("candles", "step", ">", stays=True), Column("close at (UTC)", "close"),
+    Column("candles", "step", ">", stays=True),
+    Column("close at (UTC)", "close"),
     Column("50 %", "half", ">", stays=True),
     Column("80 %", "most", ">", stays=True),
-)  # fmt: skip
+)
 
 _LEVELS = range(5, 100, 5)
 
 _EVERYTHING = (
-    Column("candle", "step", ">", stays=True), Column("close at (UTC)", "close"),
+    Column("candle", "step", ">", stays=True),
+    Column("close at (UTC)", "close"),
     *(Column(f"{level} %", f"q{level:02}", ">", stays=level in (10, 25, 50, 75, 90)) for level in _LEVELS),
-)  # fmt: skip
+)
 
 
 def _about(row: dict[str, Any], model: dict[str, Any], now: datetime) -> list[str]:

@@ -58,15 +58,22 @@ def print_board(rows: list[dict[str, Any]]) -> None:
 
 
 BOARD = (
-    Column("", "place", stays=True), Column("architecture", "architecture", stays=True), Column("preset", "preset"),
-    Column("coins", "trained"), Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
-    Column("95 % interval", "interval", ">", stays=True), Column("verdict", "verdict", stays=True),
-    Column("coins < 1", "better_share", ".0%"), Column("touch", "touch_brier_ratio", ".4f"),
+    Column("", "place", stays=True),
+    Column("architecture", "architecture", stays=True),
+    Column("preset", "preset"),
+    Column("coins", "trained"),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True),
+    Column("verdict", "verdict", stays=True),
+    Column("coins < 1", "better_share", ".0%"),
+    Column("touch", "touch_brier_ratio", ".4f"),
     Column("MAE ratio", "mae_ratio", ".4f"),
-    Column("direction", "directional_accuracy", ".3f"), Column("80 % band", "coverage_80", ".3f"),
-    Column("windows/s", "windows_per_s", ",.0f"), Column("train s", "train_seconds", ".1f"),
+    Column("direction", "directional_accuracy", ".3f"),
+    Column("80 % band", "coverage_80", ".3f"),
+    Column("windows/s", "windows_per_s", ",.0f"),
+    Column("train s", "train_seconds", ".1f"),
     Column("RSS MB", "rss_peak_mb", ",.0f"),
-)  # fmt: skip
+)
 
 
 @cli_options(BoardSpec, only=("market", "coins", "timeframes"))
@@ -103,12 +110,16 @@ def ledger(spec: BoardSpec, json: Json = False) -> None:
 
 
 _LEDGER = (
-    Column("", "place", stays=True), Column("forecasts of", "of", stays=True, folds=True),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True), Column("95 % interval", "interval", ">", stays=True),
-    Column("verdict", "verdict"), Column("days", "days", ","), Column("forecasts", "forecasts", ","),
+    Column("", "place", stays=True),
+    Column("forecasts of", "of", stays=True, folds=True),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True),
+    Column("verdict", "verdict"),
+    Column("days", "days", ","),
+    Column("forecasts", "forecasts", ","),
     Column("tails", "tail_ratio", ".4f"),
     *(Column(f"in {band} %", f"coverage_{band}", ".3f") for band in (50, 80, 90)),
-)  # fmt: skip
+)
 
 
 def _ledger_line(row: dict[str, Any], *, ambiguous: bool) -> dict[str, Any]:
@@ -266,11 +277,16 @@ def _table_row(served: "Served", alarm: "Alarm | None") -> dict[str, Any]:
 
 
 _TABLE = (
-    Column("series", "series", stays=True), Column("version", "version", stays=True),
-    Column("architecture", "architecture"), Column("preset", "preset"), Column("decision", "decision", stays=True),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True), Column("95 % interval", "interval", ">", stays=True),
-    Column("test span", "finding", stays=True), Column("live", "live", stays=True),
-)  # fmt: skip
+    Column("series", "series", stays=True),
+    Column("version", "version", stays=True),
+    Column("architecture", "architecture"),
+    Column("preset", "preset"),
+    Column("decision", "decision", stays=True),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True),
+    Column("test span", "finding", stays=True),
+    Column("live", "live", stays=True),
+)
 
 
 @cli_options(RunSpec, only=("market", "repo"))

@@ -53,9 +53,15 @@ ON_OFF: dict[str, tuple[str, ...]] = {
 also those that the field refuses: nobody means a coin by them."""
 
 COMMONEST = (
-    "--epochs", "--batch-size", "--lr", "--hidden-dim", "--n-layers", "--dropout", "--context",
+    "--epochs",
+    "--batch-size",
+    "--lr",
+    "--hidden-dim",
+    "--n-layers",
+    "--dropout",
+    "--context",
     "--no-mixed-precision",
-)  # fmt: skip
+)
 """Options of models that the help names."""
 
 ALSO = {"architectures": "--arch", "wandb": "--use-wandb"}
@@ -63,14 +69,24 @@ ALSO = {"architectures": "--arch", "wandb": "--use-wandb"}
 
 _PANELS = {
     "Which data": (
-        "coins", "timeframes", "market", "source", "columns", "decimal", "rewrite", "since", "as_of", "tail", "offline",
+        "coins",
+        "timeframes",
+        "market",
+        "source",
+        "columns",
+        "decimal",
+        "rewrite",
+        "since",
+        "as_of",
+        "tail",
+        "offline",
     ),
     "Which models": ("architectures", "preset", "seeds", "serving", "overrides", "baselines"),
     "Periods": ("folds", "check_lookahead"),
     "Search": ("trials", "budget", "search"),
     "How it trains": ("device", "profile", "engine"),
     "What becomes of it": ("repo", "force", "prune", "wandb", "gate", "out"),
-}  # fmt: skip
+}
 """Panel of the help -> the specification fields in it; all other options are in the panel `Options`."""
 
 _PANEL_OF = {field: panel for panel, fields in _PANELS.items() for field in fields}
@@ -118,8 +134,9 @@ def cli_options(
                 if name in values and field in values:
                     raise UsageError(
                         f"{field} is given twice: {values[name]!r} and --{field} {values[field]}; leave one out",
-                        code="twice", field=field,
-                    )  # fmt: skip
+                        code="twice",
+                        field=field,
+                    )
                 if name in values:
                     values[field] = values.pop(name)
             if OVERRIDES in fields:
@@ -159,8 +176,9 @@ class Command(TyperCommand):
                 raise UsageError(
                     f"{word!r} begins with a dash that is no hyphen, as word processors and pages make of --; type "
                     f"--{typed.replace('_', '-')}",
-                    code="usage", field=word,
-                )  # fmt: skip
+                    code="usage",
+                    field=word,
+                )
             option = options.get(word)  # none for a word with `=`, and for what Typer will refuse
             if option is None or getattr(option, "is_flag", False) or getattr(option, "count", False):
                 continue

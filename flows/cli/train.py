@@ -121,15 +121,22 @@ def _next_steps() -> None:
 
 
 _COLUMNS = (
-    Column("", "timeframe", stays=True), Column("model", "model", stays=True),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True), Column("95 % interval", "interval", ">", stays=True),
-    Column("verdict", "finding", stays=True), Column("p", "p", ">", stays=True), Column("coins", "coins", ","),
-    Column("coins < 1", "coins_below_one", ".0%"), Column("MAE ratio", "mae_ratio", ".4f"),
-    Column("direction", "directional_accuracy", ".3f"), Column("80 % band", "coverage_80", ".3f"),
-    Column("90 % band", "coverage_90", ".3f"), Column("tails", "tail_pinball_ratio", ".4f"),
+    Column("", "timeframe", stays=True),
+    Column("model", "model", stays=True),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True),
+    Column("verdict", "finding", stays=True),
+    Column("p", "p", ">", stays=True),
+    Column("coins", "coins", ","),
+    Column("coins < 1", "coins_below_one", ".0%"),
+    Column("MAE ratio", "mae_ratio", ".4f"),
+    Column("direction", "directional_accuracy", ".3f"),
+    Column("80 % band", "coverage_80", ".3f"),
+    Column("90 % band", "coverage_90", ".3f"),
+    Column("tails", "tail_pinball_ratio", ".4f"),
     Column("touch", "touch_brier_ratio", ".4f"),
     Column("forecasts", "n", ","),
-)  # fmt: skip
+)
 
 
 @cli_options(BacktestSpec, without=("repo", "tail", "force", "prune", "wandb", "serving"))

@@ -170,8 +170,9 @@ def up(port: int | None = None) -> Started:
         if find("server") and result.port != last_port():
             raise CpbError(
                 f"the server runs on port {last_port()}; stop it with `cpb deploy down` before you choose another",
-                code="already-up", field="port",
-            )  # fmt: skip
+                code="already-up",
+                field="port",
+            )
         if find("server") and not _until(lambda: _answers(result.port), _START_S):
             _stop("server")
         if not find("server"):
@@ -224,11 +225,15 @@ def _start(name: Name, result: Started, options: Sequence[object], ready: Callab
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", _MODULES[name], str(result.port), *map(str, options)],
-            cwd=ROOT, env=_environment(result.port) | {_MARK: str(state_folder())},
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            cwd=ROOT,
+            env=_environment(result.port) | {_MARK: str(state_folder())},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
             # A script's background job inherits an ignored SIGINT, with which Prefect's processes could not be stopped.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
+        )
     if not _until(lambda: process.poll() is not None or ready(), _START_S) or process.poll() is not None:
         last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
         raise CpbError(f"the Prefect {name} did not start: {last} (log: {log})", code=f"{name}-not-started")
@@ -243,8 +248,13 @@ def _deploy(port: int) -> None:
     with log.open("wb") as output:
         done = subprocess.run(
             [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)],
-            cwd=ROOT, env=_environment(port), check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=_environment(port),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
     if done.returncode:
         raise CpbError(f"`prefect deploy --all` failed; see {log}", code="deploy-failed")
 
@@ -255,15 +265,26 @@ def _environment(port: int) -> dict[str, str]:
     store = named_uri()
     if not store and home_store(data_home()) is None:
         store = new_store_uri(ROOT)  # a flow has CPB_HOME, also where it is the default one
-    return os.environ | ({"MLFLOW_TRACKING_URI": store} if store else {}) | {
-        "PWD": str(ROOT), "CPB_HOME": str(data_home()), "CPB_DEPLOY_STATE": str(state_folder()),
-        "PREFECT_HOME": str(prefect_home()), "PREFECT_API_URL": api_of(port), "PREFECT_API_AUTH_STRING": auth,
-        "PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(_origins(port)),
-        "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port),
-        # The default storage is memory: after a restart, the slot of a killed holder would stay taken.
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1",
-    }  # fmt: skip
+    return (
+        os.environ
+        | ({"MLFLOW_TRACKING_URI": store} if store else {})
+        | {
+            "PWD": str(ROOT),
+            "CPB_HOME": str(data_home()),
+            "CPB_DEPLOY_STATE": str(state_folder()),
+            "PREFECT_HOME": str(prefect_home()),
+            "PREFECT_API_URL": api_of(port),
+            "PREFECT_API_AUTH_STRING": auth,
+            "PREFECT_SERVER_API_AUTH_STRING": auth,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(_origins(port)),
+            "PREFECT_SERVER_API_HOST": "127.0.0.1",
+            "PREFECT_SERVER_API_PORT": str(port),
+            # The default storage is memory: after a restart, the slot of a killed holder would stay taken.
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+        }
+    )
 
 
 def _origins(port: int) -> list[str]:
@@ -279,8 +300,9 @@ def _runs(client: "SyncPrefectClient", *states: str) -> list["FlowRun"]:
     return client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": states}}}),
         work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
-        sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=PAGE,
-    )  # fmt: skip
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        limit=PAGE,
+    )
 
 
 def _open_runs(client: "SyncPrefectClient") -> list["FlowRun"]:
@@ -358,8 +380,9 @@ def run(name: str, parameters: Sequence[str] = (), *, watch: bool = False) -> "F
     if "/" not in full:
         raise UsageError(
             f"deployment {name!r} is unknown: choose from {', '.join(NAMES)} or FLOW/DEPLOYMENT",
-            code="deployment", field="name",
-        )  # fmt: skip
+            code="deployment",
+            field="name",
+        )
     values: dict[str, Any] = {}
     for text in parameters:
         key, equals, value = text.partition("=")
@@ -386,8 +409,9 @@ def run(name: str, parameters: Sequence[str] = (), *, watch: bool = False) -> "F
         except ObjectNotFound as error:
             raise CpbError(
                 f"the server has no deployment {full!r}; `cpb deploy status` lists its deployments",
-                code="deployment", field="name",
-            ) from error  # fmt: skip
+                code="deployment",
+                field="name",
+            ) from error
     return cast("FlowRun", flow_run)
 
 
@@ -420,9 +444,14 @@ def main() -> None:
     from prefect.server.api.server import create_app
 
     serve(
-        PREFECT, partial(create_app, final=True), "127.0.0.1", port, lambda url: None, origins=_origins(port),
+        PREFECT,
+        partial(create_app, final=True),
+        "127.0.0.1",
+        port,
+        lambda url: None,
+        origins=_origins(port),
         shared=True,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -92,7 +92,9 @@ def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:
             due = first(["SCHEDULED"], FlowRunSort.EXPECTED_START_TIME_ASC)
             state = last.state if last else None
             yield Deployment(
-                f"{flows[deployment.flow_id]}/{deployment.name}", state.name if state else None,
-                (state.message if state else None) or "", state.timestamp if state else None,
+                f"{flows[deployment.flow_id]}/{deployment.name}",
+                state.name if state else None,
+                (state.message if state else None) or "",
+                state.timestamp if state else None,
                 due.expected_start_time if due else None,
-            )  # fmt: skip
+            )

@@ -82,9 +82,13 @@ class Guard:
     """
 
     def __init__(
-        self, app: "ASGIApp", listener: Listener, hosts: Iterable[str] = (), origins: Sequence[str] = (),
+        self,
+        app: "ASGIApp",
+        listener: Listener,
+        hosts: Iterable[str] = (),
+        origins: Sequence[str] = (),
         auth: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._app, self._listener, self._auth = app, listener, base64.b64encode(auth.encode())
         self._hosts, self._origins = {"localhost", *map(_checked, hosts)}, tuple(origins)
         sources = "".join(f" {origin} {origin.replace('http', 'ws', 1)}" for origin in origins)
@@ -190,8 +194,9 @@ def _checked(host: str) -> str:
     if not name or "*" in name or "," in name:
         raise UsageError(
             f"allowed_hosts {host!r} is not a host: name hosts without wildcards, as in forecasts.example.com,10.0.0.5",
-            code="host", field="allowed_hosts",
-        )  # fmt: skip
+            code="host",
+            field="allowed_hosts",
+        )
     return name
 
 
@@ -258,6 +263,7 @@ def read_password(path: Path) -> str:
         raise CpbError(
             f"the password file {path} cannot be used: {why}; run `cpb deploy down`, delete the file if there is one, "
             "and run `cpb deploy up`, which makes a new one",
-            code="auth-file", field=str(path),
-        )  # fmt: skip
+            code="auth-file",
+            field=str(path),
+        )
     return text

@@ -69,8 +69,9 @@ def hold(port: int, host: str = "127.0.0.1") -> socket.socket:
         raise CpbError(
             f"another program has port {port} ({error.strerror}), so nothing is sent there; end that program or choose "
             "another port: `cpb deploy down`, then `cpb deploy up --port PORT`",
-            code=TAKEN, field="port",
-        ) from error  # fmt: skip
+            code=TAKEN,
+            field="port",
+        ) from error
     return held
 
 
@@ -83,5 +84,6 @@ def _refused(host: str, port: int, error: OSError) -> CpbError:
     wrong = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
     return CpbError(
         f"{host}:{port} cannot be used ({error.strerror}); choose another {wrong} with --{wrong}",
-        code=wrong, field=wrong,
-    )  # fmt: skip
+        code=wrong,
+        field=wrong,
+    )

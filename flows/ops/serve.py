@@ -145,9 +145,18 @@ class _Server(uvicorn.Server):
 
 
 def serve(
-    listener: Listener, make_app: "Callable[[], ASGIApp]", host: str, port: int, ready: Callable[[str], None], *,
-    hosts: Sequence[str] = (), origins: Sequence[str] = (), auth: str = "", shared: bool = False, **options: Any,
-) -> None:  # fmt: skip
+    listener: Listener,
+    make_app: "Callable[[], ASGIApp]",
+    host: str,
+    port: int,
+    ready: Callable[[str], None],
+    *,
+    hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    auth: str = "",
+    shared: bool = False,
+    **options: Any,
+) -> None:
     """Serve an application until Ctrl-C, SIGTERM or SIGHUP.
 
     Args:
@@ -178,9 +187,17 @@ def serve(
     with suppress(KeyboardInterrupt):
         app = make_app()
         config = uvicorn.Config(
-            guard, host=host, port=port, http=HalfSentEnds, log_config=_LOG, access_log=False, proxy_headers=False,
-            server_header=False, timeout_graceful_shutdown=_GRACE_S, **options,
-        )  # fmt: skip
+            guard,
+            host=host,
+            port=port,
+            http=HalfSentEnds,
+            log_config=_LOG,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            **options,
+        )
         server = _Server(config, partial(ready, url_of(host, port)))
         with suppress(SystemExit):  # by uvicorn, which has printed the reason
             server.run(bound)
@@ -259,9 +276,13 @@ def serve_ui(
     # For another --host the guard's check of Host counts alone.
     hosts = "localhost,localhost:*,127.0.0.1,127.0.0.1:*" if host == "127.0.0.1" else "*"
     serve(
-        UI, partial(_mlflow_app, store.uri, store.artifacts, hosts), host, port,
-        lambda url: ready(address(url, password)), auth=f"{USER}:{password}",
-    )  # fmt: skip
+        UI,
+        partial(_mlflow_app, store.uri, store.artifacts, hosts),
+        host,
+        port,
+        lambda url: ready(address(url, password)),
+        auth=f"{USER}:{password}",
+    )
 
 
 def _mlflow_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":

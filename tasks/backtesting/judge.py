@@ -297,9 +297,17 @@ def as_json(result: Backtest, presets: Mapping[str, str]) -> dict[str, Any]:
 
 def _short(metrics: Mapping[str, float]) -> dict[str, object]:
     names = (
-        "crps", "crps_ratio", "p", "mae_ratio", "mase", "directional_accuracy", "coverage_50", "coverage_80",
-        "coverage_90", "tail_pinball_ratio",
-    )  # fmt: skip
+        "crps",
+        "crps_ratio",
+        "p",
+        "mae_ratio",
+        "mase",
+        "directional_accuracy",
+        "coverage_50",
+        "coverage_80",
+        "coverage_90",
+        "tail_pinball_ratio",
+    )
     short: dict[str, object] = {name: metrics[f"test_{name}"] for name in names}
     short["interval"] = [metrics["test_crps_ratio_low"], metrics["test_crps_ratio_high"]]
     if "test_touch_p" in metrics:

@@ -115,11 +115,13 @@ def coins_figure(rows: Sequence[Row]) -> Figure:
     better = sum(value < 1 for value in ratios)
     alt = f"CRPS ratio of {len(coins)} coins by {len(columns)} models; {better} of {len(ratios)} are below 1."
     return figure(
-        [trace], alt, height=_height(len(coins)),
+        [trace],
+        alt,
+        height=_height(len(coins)),
         xaxis={"side": "top", "type": "category", "showgrid": False},
         yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
-    )  # fmt: skip
+    )
 
 
 def compare_figure(first: str, second: str, rows: Sequence[Row], left_out: int = 0) -> Figure:
@@ -203,13 +205,17 @@ def _error_bars(rows: list[Row], colour: str) -> dict[str, Any]:
     shown = ["" if None in (a, b) else f" [{a:.4f}, {b:.4f}]" for a, b in zip(lows, highs, strict=True)]
     return {
         "error_x": {
-            "type": "data", "symmetric": False, "color": colour, "thickness": 2, "width": 4,
+            "type": "data",
+            "symmetric": False,
+            "color": colour,
+            "thickness": 2,
+            "width": 4,
             "array": [0 if b is None else max(0.0, b - r) for b, r in zip(highs, ratios, strict=True)],
             "arrayminus": [0 if a is None else max(0.0, r - a) for a, r in zip(lows, ratios, strict=True)],
         },
         "customdata": shown,
         "hovertemplate": "%{y}: %{x:.4f}%{customdata}<extra>%{fullData.name}</extra>",
-    }  # fmt: skip
+    }
 
 
 def _rows_layout(labels: Sequence[str]) -> dict[str, Any]:
@@ -218,9 +224,14 @@ def _rows_layout(labels: Sequence[str]) -> dict[str, Any]:
         "height": _height(len(unique)),
         "shapes": [level(1, "x") | {"line": {"color": "$soft", "width": 1.5, "dash": DASHES[1]}}],
         "xaxis": {"title": {"text": RATIO_TITLE}, "tickformat": ".3f", "tickangle": 0, "nticks": 6},
-        "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": unique[::-1], "showgrid": False,
-                  "range": [-0.6, len(unique) - 0.4]},
-    }  # fmt: skip
+        "yaxis": {
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": unique[::-1],
+            "showgrid": False,
+            "range": [-0.6, len(unique) - 0.4],
+        },
+    }
 
 
 def _height(rows: int) -> int:
@@ -246,10 +257,12 @@ def losses_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
     summary = f"validation loss at the end: {', '.join(ends) or 'none'}"
     alt = f"Losses of {len(shown)} models over {longest} epochs; {summary}."
     return figure(
-        traces, alt, hovermode="x",
+        traces,
+        alt,
+        hovermode="x",
         xaxis={"title": {"text": "epoch"}, "tickformat": "d", "rangemode": "nonnegative"},
         yaxis={"title": {"text": "loss"}, "tickformat": ".4~g"},
-    )  # fmt: skip
+    )
 
 
 def _losses(i: int, name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -262,11 +275,14 @@ def _losses(i: int, name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[s
     ):
         traces.append(
             line(
-                i, f"{name}, {what}", epochs, [number(row.get(key)) for row in rows],
+                i,
+                f"{name}, {what}",
+                epochs,
+                [number(row.get(key)) for row in rows],
                 line={"color": colour, "dash": dash, "width": 2},
                 marker={"color": colour, "symbol": symbol + filled, "size": 6},
                 mode="lines+markers" if len(rows) < 40 else "lines",
                 hovertemplate="%{fullData.name}: %{y:.5g}<extra></extra>",
             )
-        )  # fmt: skip
+        )
     return traces

@@ -90,11 +90,16 @@ def _volume(frame: pl.DataFrame) -> dict[str, Any]:
 def _bands(forecast: pl.DataFrame) -> list[dict[str, Any]]:
     return [
         scatter(
-            "lines", *_outline(forecast, low, high), name=f"{band} %", fill="toself", fillcolor=f"$band_{band}",
-            line={"width": 0, "color": "$model"}, hoverinfo="skip",
+            "lines",
+            *_outline(forecast, low, high),
+            name=f"{band} %",
+            fill="toself",
+            fillcolor=f"$band_{band}",
+            line={"width": 0, "color": "$model"},
+            hoverinfo="skip",
         )
         for band, low, high in BANDS
-    ]  # fmt: skip
+    ]
 
 
 def _outline(forecast: pl.DataFrame, low: str, high: str) -> tuple[list[Any], list[Any]]:
@@ -109,10 +114,15 @@ def _median(forecast: pl.DataFrame) -> dict[str, Any]:
     names = ("q05", "q10", "q25", "q75", "q90", "q95")
     rows = [[price_text(value) for value in row] for row in forecast.select(names).iter_rows()]
     return scatter(
-        "lines+markers", *_from_the_origin(forecast, forecast["target_time"], forecast["q50"]), name="median", zorder=2,
+        "lines+markers",
+        *_from_the_origin(forecast, forecast["target_time"], forecast["q50"]),
+        name="median",
+        zorder=2,
         customdata=[[price_text(prices(forecast["last_close"])[0])] * len(names), *rows],
-        line={"color": "$model", "width": 2}, marker={"color": "$model", "size": 4}, hovertemplate=_HOVER,
-    )  # fmt: skip
+        line={"color": "$model", "width": 2},
+        marker={"color": "$model", "size": 4},
+        hovertemplate=_HOVER,
+    )
 
 
 def _from_the_origin(
@@ -129,12 +139,15 @@ def _came_true(forecast: pl.DataFrame, candles: pl.DataFrame) -> list[dict[str, 
         return []
     return [
         scatter(
-            "lines+markers", *_from_the_origin(forecast, closes["close_time"], closes["close"]),
-            name="actual close", zorder=2, line={"color": "$real", "width": 2, "dash": "dot"},
+            "lines+markers",
+            *_from_the_origin(forecast, closes["close_time"], closes["close"]),
+            name="actual close",
+            zorder=2,
+            line={"color": "$real", "width": 2, "dash": "dot"},
             marker={"color": "$real", "size": 6, "symbol": "diamond"},
             hovertemplate="<b>%{x|%-d %b %Y %H:%M} UTC</b><br>actual close: %{y}<extra></extra>",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _earlier(rows: pl.DataFrame) -> list[dict[str, Any]]:
@@ -148,21 +161,45 @@ def _earlier(rows: pl.DataFrame) -> list[dict[str, Any]]:
                 axis += [*values, None]
     common: dict[str, Any] = {"hoverinfo": "skip", "legendgroup": "earlier"}
     return [
-        scatter("lines", *band, **common, name="earlier forecasts (80 %)", fill="toself", fillcolor="$earlier_band",
-                line={"width": 0.5, "color": "$earlier"}),
-        scatter("lines", *middle, **common, name="earlier medians", showlegend=False,
-                line={"width": 1.5, "color": "$earlier", "dash": "dash"}),
-    ]  # fmt: skip
+        scatter(
+            "lines",
+            *band,
+            **common,
+            name="earlier forecasts (80 %)",
+            fill="toself",
+            fillcolor="$earlier_band",
+            line={"width": 0.5, "color": "$earlier"},
+        ),
+        scatter(
+            "lines",
+            *middle,
+            **common,
+            name="earlier medians",
+            showlegend=False,
+            line={"width": 1.5, "color": "$earlier", "dash": "dash"},
+        ),
+    ]
 
 
 def _issue_line(forecast: pl.DataFrame) -> dict[str, Any]:
     issued = time(forecast["issued_at"][0])
     return {
-        "type": "line", "x0": issued, "x1": issued, "y0": 0, "y1": 1, "yref": "paper",
+        "type": "line",
+        "x0": issued,
+        "x1": issued,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
         "line": {"color": "$soft", "width": 1, "dash": "dot"},
-        "label": {"text": "issued", "textposition": "end", "xanchor": "right", "yanchor": "top", "textangle": 0,
-                  "font": {"size": 11, "color": "$soft"}},
-    }  # fmt: skip
+        "label": {
+            "text": "issued",
+            "textposition": "end",
+            "xanchor": "right",
+            "yanchor": "top",
+            "textangle": 0,
+            "font": {"size": 11, "color": "$soft"},
+        },
+    }
 
 
 def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, Any]:
@@ -171,15 +208,25 @@ def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, A
     )
     ends, lows, highs = _view(candles, forecast)
     prices_axis = {
-        "side": "right", "tickformat": price_format(last), "hoverformat": price_format(last),
-        "showspikes": True, "spikemode": "across", "spikesnap": "cursor", "range": _padded(lows, highs),
+        "side": "right",
+        "tickformat": price_format(last),
+        "hoverformat": price_format(last),
+        "showspikes": True,
+        "spikemode": "across",
+        "spikesnap": "cursor",
+        "range": _padded(lows, highs),
         "domain": [0.2, 1],
-    }  # fmt: skip
+    }
     times_axis = {
-        "type": "date", "rangeslider": {"visible": False}, "showspikes": True, "spikemode": "across",
-        "spikesnap": "cursor", "hoverformat": "%-d %b %Y %H:%M UTC", "range": _padded_times(ends),
+        "type": "date",
+        "rangeslider": {"visible": False},
+        "showspikes": True,
+        "spikemode": "across",
+        "spikesnap": "cursor",
+        "hoverformat": "%-d %b %Y %H:%M UTC",
+        "range": _padded_times(ends),
         "anchor": "y2",
-    }  # fmt: skip
+    }
     return {
         "hovermode": "x",
         "dragmode": "pan",
@@ -187,10 +234,16 @@ def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, A
         "xaxis": times_axis,
         "yaxis": prices_axis,
         "yaxis2": {
-            "domain": [0, 0.16], "side": "right", "tickformat": ".2s", "nticks": 3, "fixedrange": True,
-            "showgrid": False, "rangemode": "tozero", "title": {"text": "volume"},
+            "domain": [0, 0.16],
+            "side": "right",
+            "tickformat": ".2s",
+            "nticks": 3,
+            "fixedrange": True,
+            "showgrid": False,
+            "rangemode": "tozero",
+            "title": {"text": "volume"},
         },
-    }  # fmt: skip
+    }
 
 
 def _view(

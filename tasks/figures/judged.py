@@ -51,10 +51,12 @@ def reliability_figure(curves: Mapping[str, tuple[Array, Array]], what: str) -> 
     ]
     off = ", ".join(f"{name} {np.abs(real - stated).max():.1%}" for name, (stated, real) in curves.items())
     return figure(
-        traces, f"Largest distance of the observed from the stated share of {what}: {off}.", shapes=[level(0)],
+        traces,
+        f"Largest distance of the observed from the stated share of {what}: {off}.",
+        shapes=[level(0)],
         xaxis={"title": {"text": "stated share"}, "tickformat": ".0%"},
         yaxis={"title": {"text": "observed − stated"}, "tickformat": "+.1%"},
-    )  # fmt: skip
+    )
 
 
 def steps_figure(ratios: Mapping[str, Array]) -> Figure:
@@ -67,19 +69,24 @@ def steps_figure(ratios: Mapping[str, Array]) -> Figure:
         return nothing(_NOTHING)
     traces = [
         line(
-            i, name, list(range(1, len(values) + 1)), numbers(values),
+            i,
+            name,
+            list(range(1, len(values) + 1)),
+            numbers(values),
             hovertemplate="%{fullData.name}, candle %{x}: %{y:.4f}<extra></extra>",
         )
         for i, (name, values) in enumerate(ratios.items())
-    ]  # fmt: skip
+    ]
     ends = ", ".join(
         f"{name} {values[0]:.3f} to {values[-1]:.3f}" for name, values in ratios.items() if len(values)
     )
     return figure(
-        traces, f"CRPS ratio from the first to the last candle ahead: {ends}.", shapes=[level(1)],
+        traces,
+        f"CRPS ratio from the first to the last candle ahead: {ends}.",
+        shapes=[level(1)],
         xaxis={"title": {"text": "candles ahead"}, "tickformat": "d"},
         yaxis={"title": {"text": RATIO_TITLE}, "tickformat": ".3f"},
-    )  # fmt: skip
+    )
 
 
 INTRODUCTION = (
@@ -92,23 +99,31 @@ MAX_OPEN_ROWS = 30
 """Maximum number of rows of a table that is initially open."""
 
 COLUMNS = {
-    "timeframe": Column("Candles", "candle length"), "architecture": Column("Model", "model or baseline"),
-    "symbol": Column("Coin"), "coins": Column("Coins", "coins judged", ","),
+    "timeframe": Column("Candles", "candle length"),
+    "architecture": Column("Model", "model or baseline"),
+    "symbol": Column("Coin"),
+    "coins": Column("Coins", "coins judged", ","),
     "crps_ratio": Column("CRPS ratio", "CRPS / reference's, mean over the coins; below 1 is better", ".4f"),
     "low": Column("95 % from", "lower end of its 95 % interval", ".4f"),
     "high": Column("95 % to", "upper end", ".4f"),
     "p": Column("p", "Diebold-Mariano p of no difference", "p"),
     "coins_below_one": Column("Coins better", "share of coins with a ratio below 1", ".0%"),
     "mae_ratio": Column("MAE ratio", "MAE of the median / that of the last close", ".4f"),
-    "direction_1": Column("Direction, next", "share of correct signs one candle ahead; 50 % is chance", ".1%"),
+    "direction_1": Column(
+        "Direction, next", "share of correct signs one candle ahead; 50 % is chance", ".1%"
+    ),
     "direction": Column("Direction, all", "the same, mean over all steps", ".1%"),
     "coverage_80": Column("In 80 % band", "share within the 80 % band", ".1%"),
     "coverage_90": Column("In 90 % band", "share within the 90 % band", ".1%"),
     "tail_ratio": Column("Tail ratio", "pinball of the 5 % and 95 % quantiles / reference's", ".4f"),
-    "touch_ratio": Column("Touch ratio", "Brier score of the chance that a price is touched / reference's", ".4f"),
+    "touch_ratio": Column(
+        "Touch ratio", "Brier score of the chance that a price is touched / reference's", ".4f"
+    ),
     "n": Column("Forecasts", "forecasts judged", ","),
-    "verdict": Column("Verdict", "against the random walk with EWMA volatility; p is corrected over the coins"),
-}  # fmt: skip
+    "verdict": Column(
+        "Verdict", "against the random walk with EWMA volatility; p is corrected over the coins"
+    ),
+}
 """Columns of the leaderboard and of the members' table."""
 
 
@@ -229,10 +244,13 @@ def record_figure(record: pl.DataFrame) -> Figure:
     summary = f"CRPS ratio over {len(record)} days to {last['day']}: {ratio}{interval}"
     alt = f"{summary}; below 1 is better than the random walk."
     return figure(
-        traces, alt, shapes=[level(1)], hovermode="x",
+        traces,
+        alt,
+        shapes=[level(1)],
+        hovermode="x",
         xaxis={"type": "date", "hoverformat": "%-d %b %Y"},
         yaxis={"title": {"text": RATIO_TITLE}, "tickformat": ".3f"},
-    )  # fmt: skip
+    )
 
 
 def coverage_figure(record: pl.DataFrame) -> Figure:
@@ -246,21 +264,27 @@ def coverage_figure(record: pl.DataFrame) -> Figure:
     days = times(record["day"])
     traces = [
         line(
-            i, f"{band} % band", days, numbers(record[f"coverage_{band}"]), mode=_mode(record),
+            i,
+            f"{band} % band",
+            days,
+            numbers(record[f"coverage_{band}"]),
+            mode=_mode(record),
             hovertemplate="<b>%{x|%-d %b %Y}</b><br>inside the %{fullData.name}: %{y:.1%}<extra></extra>",
         )
         for i, band in enumerate((50, 80, 90))
-    ]  # fmt: skip
+    ]
     last = record.row(-1, named=True)
     summary = ", ".join(
         f"{last[f'coverage_{b}']:.0%} of {b} %" for b in (50, 80, 90) if last[f"coverage_{b}"] is not None
     )
     return figure(
-        traces, f"Coverage over {len(record)} days to {last['day']}: {summary}.",
-        shapes=[level(band / 100) for band in (50, 80, 90)], hovermode="x",
+        traces,
+        f"Coverage over {len(record)} days to {last['day']}: {summary}.",
+        shapes=[level(band / 100) for band in (50, 80, 90)],
+        hovermode="x",
         xaxis={"type": "date", "hoverformat": "%-d %b %Y"},
         yaxis={"title": {"text": "closes inside the band"}, "tickformat": ".0%", "range": [-0.02, 1.02]},
-    )  # fmt: skip
+    )
 
 
 def decisions_figure(decisions: Sequence[Decision]) -> Figure:
@@ -279,22 +303,31 @@ def decisions_figure(decisions: Sequence[Decision]) -> Figure:
         f"version {last.version_number}. {last.reason}"
     )
     return figure(
-        traces, alt, xaxis={"type": "date", "hoverformat": "%-d %b %Y %H:%M UTC"},
-        yaxis={"title": {"text": "serving version"}, "type": "category", "categoryorder": "array",
-               "categoryarray": list(dict.fromkeys(_version(decision) for decision in ordered))},
-    )  # fmt: skip
+        traces,
+        alt,
+        xaxis={"type": "date", "hoverformat": "%-d %b %Y %H:%M UTC"},
+        yaxis={
+            "title": {"text": "serving version"},
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": list(dict.fromkeys(_version(decision) for decision in ordered)),
+        },
+    )
 
 
 def _marks(name: str, symbol: str, decisions: list[Decision]) -> dict[str, Any]:
     moved = decisions[0].outcome in MOVED
     colour = "$model" if moved else "$bad" if decisions[0].outcome == "retired" else "$soft"
     return scatter(
-        "markers", [time(d.decided_at) for d in decisions], [_version(d) for d in decisions], name=name,
+        "markers",
+        [time(d.decided_at) for d in decisions],
+        [_version(d) for d in decisions],
+        name=name,
         customdata=[_wrapped(decision.reason) for decision in decisions],
         marker={"size": 11, "symbol": symbol, "color": colour, "line": {"width": 1.5, "color": colour}},
         hovertemplate="<b>%{x|%-d %b %Y %H:%M} UTC</b><br>%{fullData.name}, version %{y}<br>%{customdata}"
         "<extra></extra>",
-    )  # fmt: skip
+    )
 
 
 def _version(decision: Decision) -> str:
@@ -316,6 +349,12 @@ def _interval(record: pl.DataFrame) -> list[dict[str, Any]]:
     return [
         scatter("lines", days, numbers(record["high"]), name="upper end", showlegend=False, **edge),
         scatter(
-            "lines", days, numbers(record["low"]), name="95 % interval", fill="tonexty", fillcolor="$interval", **edge,
+            "lines",
+            days,
+            numbers(record["low"]),
+            name="95 % interval",
+            fill="tonexty",
+            fillcolor="$interval",
+            **edge,
         ),
-    ]  # fmt: skip
+    ]

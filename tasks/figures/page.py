@@ -55,10 +55,16 @@ class Theme:
 
 def _template(roles: dict[str, str]) -> dict[str, Any]:
     axis = {
-        "gridcolor": roles["$line"], "linecolor": roles["$line"], "zerolinecolor": roles["$line"],
-        "tickcolor": roles["$line"], "automargin": True, "spikecolor": roles["$soft"], "spikethickness": 1,
-        "spikedash": "dot", "title": {"standoff": 8, "font": {"size": 12, "color": roles["$soft"]}},
-    }  # fmt: skip
+        "gridcolor": roles["$line"],
+        "linecolor": roles["$line"],
+        "zerolinecolor": roles["$line"],
+        "tickcolor": roles["$line"],
+        "automargin": True,
+        "spikecolor": roles["$soft"],
+        "spikethickness": 1,
+        "spikedash": "dot",
+        "title": {"standoff": 8, "font": {"size": 12, "color": roles["$soft"]}},
+    }
     font = {"family": FONT, "size": 12, "color": roles["$ink"]}
     return {
         "layout": {
@@ -67,12 +73,15 @@ def _template(roles: dict[str, str]) -> dict[str, Any]:
             "font": font,
             "colorway": [roles[name] for name in SERIES],
             "hoverlabel": {
-                "bgcolor": roles["$card"], "bordercolor": roles["$soft"], "font": font, "align": "left",
+                "bgcolor": roles["$card"],
+                "bordercolor": roles["$soft"],
+                "font": font,
+                "align": "left",
             },
             "xaxis": axis,
             "yaxis": axis,
         }
-    }  # fmt: skip
+    }
 
 
 def _theme(**colours: str) -> Theme:
@@ -81,26 +90,70 @@ def _theme(**colours: str) -> Theme:
 
 
 LIGHT = _theme(
-    card="#ffffff", ink="#1c2733", soft="#5b6b7a", line="#d9e0e6",
-    model="#0072B2", band_50="rgba(0,114,178,.34)", band_80="rgba(0,114,178,.20)", band_90="rgba(0,114,178,.11)",
-    earlier="#A8578A", earlier_band="rgba(168,87,138,.13)", real="#1c2733",
-    up="#007A59", up_fill="#ffffff", down="#C24E00", down_fill="#C24E00", volume="rgba(91,107,122,.45)",
-    good="#0072B2", bad="#C24E00", unsure="#5b6b7a", interval="rgba(0,114,178,.18)",
-    heat_low="#0072B2", heat_middle="#f4f6f8", heat_high="#D55E00",
-    series_0="#0072B2", series_1="#C24E00", series_2="#007A59", series_3="#A8578A",
-    series_4="#9A6A00", series_5="#2482BC", series_6="#1c2733",
-)  # fmt: skip
+    card="#ffffff",
+    ink="#1c2733",
+    soft="#5b6b7a",
+    line="#d9e0e6",
+    model="#0072B2",
+    band_50="rgba(0,114,178,.34)",
+    band_80="rgba(0,114,178,.20)",
+    band_90="rgba(0,114,178,.11)",
+    earlier="#A8578A",
+    earlier_band="rgba(168,87,138,.13)",
+    real="#1c2733",
+    up="#007A59",
+    up_fill="#ffffff",
+    down="#C24E00",
+    down_fill="#C24E00",
+    volume="rgba(91,107,122,.45)",
+    good="#0072B2",
+    bad="#C24E00",
+    unsure="#5b6b7a",
+    interval="rgba(0,114,178,.18)",
+    heat_low="#0072B2",
+    heat_middle="#f4f6f8",
+    heat_high="#D55E00",
+    series_0="#0072B2",
+    series_1="#C24E00",
+    series_2="#007A59",
+    series_3="#A8578A",
+    series_4="#9A6A00",
+    series_5="#2482BC",
+    series_6="#1c2733",
+)
 
 DARK = _theme(
-    card="#18212a", ink="#e6edf3", soft="#9aa8b5", line="#2d3944",
-    model="#56B4E9", band_50="rgba(86,180,233,.38)", band_80="rgba(86,180,233,.22)", band_90="rgba(86,180,233,.12)",
-    earlier="#DD9CC0", earlier_band="rgba(221,156,192,.15)", real="#e6edf3",
-    up="#3CC79B", up_fill="#18212a", down="#F08A3C", down_fill="#F08A3C", volume="rgba(154,168,181,.45)",
-    good="#56B4E9", bad="#F08A3C", unsure="#9aa8b5", interval="rgba(86,180,233,.20)",
-    heat_low="#2482BC", heat_middle="#18212a", heat_high="#C24E00",
-    series_0="#56B4E9", series_1="#F08A3C", series_2="#3CC79B", series_3="#DD9CC0",
-    series_4="#E69F00", series_5="#7FA8FF", series_6="#e6edf3",
-)  # fmt: skip
+    card="#18212a",
+    ink="#e6edf3",
+    soft="#9aa8b5",
+    line="#2d3944",
+    model="#56B4E9",
+    band_50="rgba(86,180,233,.38)",
+    band_80="rgba(86,180,233,.22)",
+    band_90="rgba(86,180,233,.12)",
+    earlier="#DD9CC0",
+    earlier_band="rgba(221,156,192,.15)",
+    real="#e6edf3",
+    up="#3CC79B",
+    up_fill="#18212a",
+    down="#F08A3C",
+    down_fill="#F08A3C",
+    volume="rgba(154,168,181,.45)",
+    good="#56B4E9",
+    bad="#F08A3C",
+    unsure="#9aa8b5",
+    interval="rgba(86,180,233,.20)",
+    heat_low="#2482BC",
+    heat_middle="#18212a",
+    heat_high="#C24E00",
+    series_0="#56B4E9",
+    series_1="#F08A3C",
+    series_2="#3CC79B",
+    series_3="#DD9CC0",
+    series_4="#E69F00",
+    series_5="#7FA8FF",
+    series_6="#e6edf3",
+)
 
 THEMES = {"light": LIGHT, "dark": DARK}
 
@@ -148,9 +201,14 @@ def figure(traces: Sequence[dict[str, Any]], alt: str, **layout: Any) -> Figure:
 def nothing(reason: str) -> Figure:
     """Return an empty figure with a text that gives the reason."""
     note = {
-        "text": reason, "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper",
+        "text": reason,
+        "showarrow": False,
+        "x": 0.5,
+        "y": 0.5,
+        "xref": "paper",
+        "yref": "paper",
         "font": {"color": "$soft"},
-    }  # fmt: skip
+    }
     hidden = {"visible": False}
     return figure([], reason, annotations=[note], xaxis=hidden, yaxis=hidden)
 
@@ -211,9 +269,15 @@ def level(value: float, axis: str = "y") -> dict[str, Any]:
     """Return a thin line across the figure at a value of an axis, as a reference level."""
     other = "x" if axis == "y" else "y"
     return {
-        "type": "line", "layer": "below", "line": {"color": "$soft", "width": 1.5, "dash": "dash"},
-        f"{axis}0": value, f"{axis}1": value, f"{other}0": 0, f"{other}1": 1, f"{other}ref": f"{other} domain",
-    }  # fmt: skip
+        "type": "line",
+        "layer": "below",
+        "line": {"color": "$soft", "width": 1.5, "dash": "dash"},
+        f"{axis}0": value,
+        f"{axis}1": value,
+        f"{other}0": 0,
+        f"{other}1": 1,
+        f"{other}ref": f"{other} domain",
+    }
 
 
 LONG_TEXT = 40

@@ -142,8 +142,9 @@ def chain_lock(home: Path, market: str) -> Iterator[None]:
             raise DamagedError(
                 f"{chain} is missing or empty though rows were stored with lines in it: {RESTORE}, or fetch what "
                 f"`cpb publish` sent and run `{restore_command(home, market)} --record FOLDER`; until then nothing is "
-                "stored", field=str(chain),
-            )  # fmt: skip
+                "stored",
+                field=str(chain),
+            )
         yield
 
 
@@ -181,8 +182,9 @@ def complete_pending(home: Path, market: str) -> None:
     if fault:
         raise DamagedError(
             f"{pending} {fault}; {RESTORE} with all of forecasts and ledger, or delete it: rows of its batch that are "
-            "in place then have no line in the chain", field=str(pending),
-        )  # fmt: skip
+            "in place then have no line in the chain",
+            field=str(pending),
+        )
 
 
 def _is_next(chain: Path, line: Line) -> bool:
@@ -232,9 +234,10 @@ def _batch_time(home: Path, market: str) -> datetime:
             back = f"move {', '.join(map(str, places))} out of {home} to begin a new record"
         raise CpbError(
             f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC, but the last batch was stored at "
-            f"{last:%Y-%m-%d %H:%M}, so nothing is stored: set the clock; if it was wrong then, {back}", code="clock",
+            f"{last:%Y-%m-%d %H:%M}, so nothing is stored: set the clock; if it was wrong then, {back}",
+            code="clock",
             field=str(chain_path(home, market)),
-        )  # fmt: skip
+        )
     return last
 
 
@@ -254,8 +257,15 @@ def _is_valid(tree: Tree, batch: Mapping[SeriesId, pl.DataFrame]) -> bool:
 
 
 def _stage(
-    home: Path, market: str, series: SeriesId, tree: Tree, rows: pl.DataFrame, now: datetime, *, is_valid: bool
-) -> list[Entry] | CpbError:  # fmt: skip
+    home: Path,
+    market: str,
+    series: SeriesId,
+    tree: Tree,
+    rows: pl.DataFrame,
+    now: datetime,
+    *,
+    is_valid: bool,
+) -> list[Entry] | CpbError:
     """Write drafts of a series' months with the new rows appended, and sync them; return their entries or the error."""
     try:
         if not is_valid:
@@ -294,7 +304,7 @@ def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFra
                 f"{path.relative_to(home)} is missing, though the chain has rows of it; "
                 f"{way_back(home, series.market, place)}: until then {series} stores nothing in that month",
                 field=place,
-            ) from None  # fmt: skip
+            ) from None
     if new.is_empty():
         return None
     data = month_bytes(path, pl.concat([old, new]))

@@ -61,8 +61,9 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
                     f"{series}: {model.model_version} was trained or chosen on candles until "
                     f"{learnt:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would not be out of "
                     "sample; give a later --as-of, or none",
-                    code=LEARNT, field="as_of",
-                )  # fmt: skip
+                    code=LEARNT,
+                    field="as_of",
+                )
             _check_clock(scope.home, champion.series, issued_at)
         except ANY_ERROR as error:
             failures.append(failure(series, "forecast", error))
@@ -114,8 +115,9 @@ def _check_clock(home: Path, series: SeriesId, issued_at: datetime) -> None:
     if closed is not None and closed > now + CLOCK_STEP:
         raise MemberError(
             f"{series}: the clock of this machine says {now:%Y-%m-%d %H:%M} UTC, but a candle is stored that closed at "
-            f"{closed:%Y-%m-%d %H:%M}: set the clock, then forecast again", code="clock",
-        )  # fmt: skip
+            f"{closed:%Y-%m-%d %H:%M}: set the clock, then forecast again",
+            code="clock",
+        )
 
 
 def store_batch(

@@ -61,9 +61,12 @@ class Line:
     def encode(self) -> bytes:
         """Return the line's bytes. Its hash is the sha256 of its text without the hash field `,"hash":"…"`."""
         value = {
-            "number": self.number, "time": self.time, "kind": self.kind,
-            "entries": [entry._asdict() for entry in self.entries], "previous": self.previous,
-        }  # fmt: skip
+            "number": self.number,
+            "time": self.time,
+            "kind": self.kind,
+            "entries": [entry._asdict() for entry in self.entries],
+            "previous": self.previous,
+        }
         text = json.dumps(value, separators=(",", ":"))
         return f'{text[:-1]}{_TAIL}{hashlib.sha256(text.encode()).hexdigest()}"}}\n'.encode()
 

@@ -73,12 +73,15 @@ def scores_due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
     moving = set(closed["month"])
     new = {
         month.name: SettledMonth(
-            forecasts=month.forecasts, scores=month.scores, first=month.first, last=month.last,
+            forecasts=month.forecasts,
+            scores=month.scores,
+            first=month.first,
+            last=month.last,
             candles=digests[month.name],
         )
         for month in months
         if month.last <= now and month.name not in moving
-    }  # fmt: skip
+    }
     _write_settled(home, series, settled, new, opened={month.name for month in months})
     return closed.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
 
@@ -145,9 +148,12 @@ def _read_settled(home: Path, series: SeriesId) -> Mapping[str, SettledMonth]:
 
 
 def _write_settled(
-    home: Path, series: SeriesId, before: Mapping[str, SettledMonth], new: Mapping[str, SettledMonth],
+    home: Path,
+    series: SeriesId,
+    before: Mapping[str, SettledMonth],
+    new: Mapping[str, SettledMonth],
     opened: Collection[str],
-) -> None:  # fmt: skip
+) -> None:
     after = {name: month for name, month in before.items() if name not in opened} | dict(new)
     if after != before:
         write_record(settled_path(home, series), Settled(months=after), of=series.name)

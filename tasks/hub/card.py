@@ -315,11 +315,14 @@ def _row(champion: Champion, name: str) -> list[str]:
     finding = _FINDINGS.get(_finding(champion), "–")
     spans = (config.bounds.get("test", ()), config.training_span)
     return [
-        champion.series.label, champion.series.timeframe, name,
-        _ratio(champion, "crps"), finding + (", selected on this span" if champion.selected_on else ""),
+        champion.series.label,
+        champion.series.timeframe,
+        name,
+        _ratio(champion, "crps"),
+        finding + (", selected on this span" if champion.selected_on else ""),
         _ratio(champion, "touch_brier"),
         *(" to ".join(end[:16].replace("T", " ") for end in span) or "–" for span in spans),
-    ]  # fmt: skip
+    ]
 
 
 def _ratio(champion: Champion, loss: str) -> str:

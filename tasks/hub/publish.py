@@ -59,9 +59,11 @@ def publish(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Pub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     patiently = Retrying(
-        retry=retry_if_exception(_worth_repeating), stop=stop_after_attempt(attempts),
-        wait=wait_exponential(pause), reraise=True,
-    )  # fmt: skip
+        retry=retry_if_exception(_worth_repeating),
+        stop=stop_after_attempt(attempts),
+        wait=wait_exponential(pause),
+        reraise=True,
+    )
     try:
         with quiet_client():
             return patiently(_commit, api, tree, repo)
@@ -128,8 +130,9 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
             f"{repo} holds the record of another chain, so nothing was published; fetch it with `hf download {repo} "
             "--local-dir copy` and go back to it with `cpb restore --record copy` (with its --market), name another "
             f"USER/NAME, or move the repository's {CHAIN} away",
-            code="other-record", field="repo",
-        )  # fmt: skip
+            code="other-record",
+            field="repo",
+        )
     additions = [
         CommitOperationAdd(path.relative_to(tree).as_posix(), path)
         for path in sorted(tree.rglob("*"))

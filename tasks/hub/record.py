@@ -118,8 +118,9 @@ def _check_not_shorter(home: Path, market: str, old: Path, sums: Mapping[str, st
                 f"the published {CHAIN} is not as it was written: the published record stays as it is. Fetch it "
                 f"from where it was published and run `{restore_command(home, market)} --record FOLDER`, or move "
                 "this file away",
-                code="other-record", field=str(old / place),
-            )  # fmt: skip
+                code="other-record",
+                field=str(old / place),
+            )
 
 
 def _copied_chain(home: Path, market: str, target: Path) -> Chain:
@@ -151,8 +152,9 @@ def _json_lines(home: Path, market: str, name: str, record: FileRecord) -> bytes
     except FileNotFoundError:
         raise DamagedError(
             f"{path.relative_to(home)} is missing, though the chain has rows of it: "
-            f"{way_back(home, market, name)}", field=name,
-        ) from None  # fmt: skip
+            f"{way_back(home, market, name)}",
+            field=name,
+        ) from None
     if misfit := first_misfit(rows, record.slices):
         raise DamagedError(f"row {misfit[0] + 1} of {name} is not the row of the chain: see `cpb verify`")
     lines = io.BytesIO()

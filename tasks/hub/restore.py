@@ -97,8 +97,9 @@ def restore_record(
                 f"{stored} has lines of another chain than the record published in {folder}, so nothing was restored; "
                 f"with --set-aside what is stored is moved to {base / SET_ASIDE}, and the published record takes its "
                 "place",
-                code="other-record", field=str(stored),
-            )  # fmt: skip
+                code="other-record",
+                field=str(stored),
+            )
         if set_aside and pending.exists():
             keep(pending)
             pending.unlink()
@@ -145,13 +146,15 @@ def _published_chain(folder: Path, market: str) -> bytes:
         raise CpbError(
             f"there is no published record in {folder}: fetch it from where it was published, as in `hf download "
             "USER/NAME --local-dir copy`, then name that folder with --record",
-            code="no-record", field=str(folder),
-        )  # fmt: skip
+            code="no-record",
+            field=str(folder),
+        )
     if chain.fault:
         raise DamagedError(
             f"{path} is damaged ({chain.fault}): fetch the record anew from where it was published, and name its "
-            "folder with --record", field=str(path),
-        )  # fmt: skip
+            "folder with --record",
+            field=str(path),
+        )
     for name in chain.files:
         if (
             not (owner := owner_of(name, market))
@@ -160,8 +163,9 @@ def _published_chain(folder: Path, market: str) -> bytes:
         ):
             raise DamagedError(
                 f"{path} is not the record of market {market}: its {name} is of another one; name that market, or the "
-                "folder of this market's record", field=str(path),
-            )  # fmt: skip
+                "folder of this market's record",
+                field=str(path),
+            )
     return path.read_bytes()
 
 

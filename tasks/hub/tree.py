@@ -194,8 +194,9 @@ def package(home: Path, market: str, repo: str | None = None) -> tuple[Path, lis
         log.warning(
             "the packaged model %s (weights %s…) is not in the MLflow store, as after an older backup of it, and is "
             "replaced by what the store holds",
-            model.model_version, model.weights_sha256[:12],
-        )  # fmt: skip
+            model.model_version,
+            model.weights_sha256[:12],
+        )
     for champion in (in_registry := champions(store, market=market)):
         try:
             champion.check()
@@ -279,8 +280,9 @@ def _said_if_full(folder: Path) -> Iterator[None]:
         if is_disk_full(error):
             raise DiskFull(
                 f"no space left in {folder.parent} for a new {folder.name}, which is as it was: free some there, then "
-                "run the same command again", field=str(folder),
-            ) from error  # fmt: skip
+                "run the same command again",
+                field=str(folder),
+            ) from error
         raise
 
 
@@ -337,8 +339,9 @@ def check_replaceable(folder: Path) -> None:
         raise CpbError(
             f"{folder} is to be replaced by the models to publish, but {foreign} was not written by cpb: move it "
             "elsewhere, or set CPB_HOME to another folder",
-            code="foreign-folder", field=str(folder),
-        )  # fmt: skip
+            code="foreign-folder",
+            field=str(folder),
+        )
 
 
 def _is_tree_file(folder: Path, path: Path) -> bool:

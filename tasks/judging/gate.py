@@ -90,11 +90,20 @@ def gate_model(series: SeriesId, folder: Path, config: ModelConfig, **registered
     report = values.get("report") or {}
     tested_from, tested_until = config.span("test")
     return GateModel(
-        series=series, recipe=recipe_of(config), folder=folder, market=config.market,
-        horizon=config.horizon or 0, candles=config.rows, data_digest=config.data_digest,
-        learnt_until=config.learnt_until, tested_from=tested_from, tested_until=tested_until,
-        diverged=bool(report.get("diverged")), stopped=str(report.get("stopped", "")), **registered,
-    )  # fmt: skip
+        series=series,
+        recipe=recipe_of(config),
+        folder=folder,
+        market=config.market,
+        horizon=config.horizon or 0,
+        candles=config.rows,
+        data_digest=config.data_digest,
+        learnt_until=config.learnt_until,
+        tested_from=tested_from,
+        tested_until=tested_until,
+        diverged=bool(report.get("diverged")),
+        stopped=str(report.get("stopped", "")),
+        **registered,
+    )
 
 
 @dataclass(frozen=True)
@@ -127,18 +136,22 @@ def refused(candidate: GateModel, incumbent: GateModel) -> GateDecision | None:
     """Return why a candidate may not replace this incumbent, whatever its figures; None if the figures decide."""
     older, other_horizon = is_older(candidate, incumbent), candidate.horizon != incumbent.horizon
     rules = {
-        "older": older and not candidate.forced
+        "older": older
+        and not candidate.forced
         and f"its candles end at {candidate.tested_until:%Y-%m-%d %H:%M}, the champion's at "
         f"{incumbent.tested_until:%Y-%m-%d %H:%M} (give --force REASON to go back)",
-        "smoke": candidate.provisional and not incumbent.provisional
+        "smoke": candidate.provisional
+        and not incumbent.provisional
         and f"the preset {PROVISIONAL} never replaces a champion of the preset {incumbent.recipe.preset}",
-        "horizon": incumbent.horizon and other_horizon
+        "horizon": incumbent.horizon
+        and other_horizon
         and f"it forecasts {candidate.horizon} candles and the champion {incumbent.horizon}, so no rows compare them "
         "(`cpb promote` can force it)",
         # an older candidate that is forced also has fewer candles
-        "fewer-candles": candidate.candles < incumbent.candles and not (older and candidate.forced)
+        "fewer-candles": candidate.candles < incumbent.candles
+        and not (older and candidate.forced)
         and f"it learnt from {candidate.candles} candles, the champion from {incumbent.candles}",
-    }  # fmt: skip
+    }
     return _first(candidate, rules)
 
 
@@ -319,10 +332,15 @@ def paired(losses: DailyLosses) -> Paired:
     _, p = inference.diebold_mariano(difference, BLOCK_DAYS)
     _, recent_p = inference.diebold_mariano(recent, BLOCK_DAYS)
     return Paired(
-        days=len(losses.days), ratio=1 + float(difference.mean()), low=low, high=high,
+        days=len(losses.days),
+        ratio=1 + float(difference.mean()),
+        low=low,
+        high=high,
         p=p / 2 if difference.mean() < 0 else 1 - p / 2,
-        months=int(whole.sum()), better=int((means < 0).sum()), recent_p=recent_p if recent.mean() > 0 else 1.0,
-    )  # fmt: skip
+        months=int(whole.sum()),
+        better=int((means < 0).sum()),
+        recent_p=recent_p if recent.mean() > 0 else 1.0,
+    )
 
 
 def corrected(p_values: Sequence[float], trials: Sequence[int], before: int) -> list[float]:

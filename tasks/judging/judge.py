@@ -67,9 +67,13 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         walk = ScaledTable(step_scale, np.asarray(fitted.table))
         other = walk.quantiles(series, test.origins)
         score = judge_member(
-            series, test, other, architecture=job.architecture, seed=spec.model.seed,
+            series,
+            test,
+            other,
+            architecture=job.architecture,
+            seed=spec.model.seed,
             touch=touch_scores(series, test, walk),
-        )  # fmt: skip
+        )
         validation = _forecasts(folder, job, spec.model.series, series, "validation")
         skill = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}
         score = replace(score, metrics=score.metrics | skill)

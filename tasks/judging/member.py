@@ -114,10 +114,16 @@ def judge_member(
         if name != STATED:
             losses[name] = values.mean(axis=1)
     score = MemberScore(
-        symbol=series.symbol, timeframe=series.timeframe, architecture=architecture,
-        metrics=_metrics(series, quantiles, truth, losses, steps) | _in_price(series, origins, quantiles, truth),
-        times=times_of(series, origins), losses=losses, steps=steps, step_us=step_us(series),
-    )  # fmt: skip
+        symbol=series.symbol,
+        timeframe=series.timeframe,
+        architecture=architecture,
+        metrics=_metrics(series, quantiles, truth, losses, steps)
+        | _in_price(series, origins, quantiles, truth),
+        times=times_of(series, origins),
+        losses=losses,
+        steps=steps,
+        step_us=step_us(series),
+    )
     score.metrics.update(certainty(score, seed))
     if BRIER in losses:
         ratio = {
@@ -290,10 +296,15 @@ def judge_classes(
         "reference_crps": ranked_probability_score(reference, actual),
     }
     score = MemberScore(
-        symbol=series.symbol, timeframe=series.timeframe, architecture=architecture,
-        metrics=_class_metrics(chances, actual, frequencies, losses), times=times_of(series, origins), losses=losses,
-        steps={k: v.mean(keepdims=True) for k, v in losses.items()}, step_us=step_us(series),
-    )  # fmt: skip
+        symbol=series.symbol,
+        timeframe=series.timeframe,
+        architecture=architecture,
+        metrics=_class_metrics(chances, actual, frequencies, losses),
+        times=times_of(series, origins),
+        losses=losses,
+        steps={k: v.mean(keepdims=True) for k, v in losses.items()},
+        step_us=step_us(series),
+    )
     score.metrics.update(certainty(score, seed))
     return score
 

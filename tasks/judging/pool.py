@@ -156,12 +156,19 @@ def _mean_difference(
 Row = dict[str, str | float | int]
 
 _METRICS = {
-    "crps_ratio": "test_crps_ratio", "low": "test_crps_ratio_low", "high": "test_crps_ratio_high", "p": "test_p",
-    "coins_below_one": "coins_below_one", "mae_ratio": "test_mae_ratio",
-    "direction_1": "test_directional_accuracy_step_1", "direction": "test_directional_accuracy",
-    "coverage_80": "test_coverage_80", "coverage_90": "test_coverage_90", "tail_ratio": "test_tail_pinball_ratio",
+    "crps_ratio": "test_crps_ratio",
+    "low": "test_crps_ratio_low",
+    "high": "test_crps_ratio_high",
+    "p": "test_p",
+    "coins_below_one": "coins_below_one",
+    "mae_ratio": "test_mae_ratio",
+    "direction_1": "test_directional_accuracy_step_1",
+    "direction": "test_directional_accuracy",
+    "coverage_80": "test_coverage_80",
+    "coverage_90": "test_coverage_90",
+    "tail_ratio": "test_tail_pinball_ratio",
     "touch_ratio": "test_touch_brier_ratio",
-}  # fmt: skip
+}
 
 
 def title_of(name: str) -> str:

@@ -22,9 +22,19 @@ from tasks.market.client import SourceFault
 _LAYOUT = re.compile(r"(?:^|/)(spot|futures/um|futures/cm)/(?:monthly|daily)/klines(?:/|$)")
 _MARKETS = {folder: market for market, folder in MARKET_FOLDERS.items() if market != SIM}
 _OTHER_DATA = {
-    "BVOLIndex", "EOHSummary", "aggTrades", "bookDepth", "bookTicker", "fundingRate", "indexPriceKlines",
-    "liquidationSnapshot", "markPriceKlines", "metrics", "premiumIndexKlines", "trades",
-}  # fmt: skip
+    "BVOLIndex",
+    "EOHSummary",
+    "aggTrades",
+    "bookDepth",
+    "bookTicker",
+    "fundingRate",
+    "indexPriceKlines",
+    "liquidationSnapshot",
+    "markPriceKlines",
+    "metrics",
+    "premiumIndexKlines",
+    "trades",
+}
 """Binance's folders of other data; files of prices at which nothing was traded are named as candles are."""
 _MAX_ENTRIES = 2_000_000  # outside Binance's layout, of which only the series' own folders are read
 

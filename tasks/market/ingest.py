@@ -182,7 +182,7 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
         raise UsageError(
             f"offline: coins {EXCHANGE} reads the source's listing; name the coins, or leave offline out",
             code="offline",
-        )  # fmt: skip
+        )
     with open_source(spec.scope) as source:
         try:
             listed = [symbol for symbol in Catalogue(source).symbols(spec.market) if symbol.endswith("USDT")]
@@ -190,8 +190,11 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
             raise CpbError(f"{source.name} could not list its pairs: {fault}", code="source") from fault
     coins = [symbol for symbol in listed if is_coin_pair(symbol)]
     if not coins:
-        raise CpbError(f"coins {EXCHANGE}: {source.name} lists no pair of a coin against USDT; name the coins",
-                       code="source", field="coins")  # fmt: skip
+        raise CpbError(
+            f"coins {EXCHANGE}: {source.name} lists no pair of a coin against USDT; name the coins",
+            code="source",
+            field="coins",
+        )
     report(
         f"exchange: {count(len(coins), 'pair')} ({len(listed) - len(coins):,} leveraged or stable left out)"
     )
@@ -244,8 +247,9 @@ def _as_stored(run: Run) -> IngestReport:
         raise CpbError(
             f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this "
             f"time range in {run.scope.root}{fault}; with a network `cpb ingest` stores some",
-            code="not-stored", field="offline",
-        )  # fmt: skip
+            code="not-stored",
+            field="offline",
+        )
     newest = max(ends)
     before = "before as_of" if run.scope.as_of else "ago"
     old = age((run.end - newest) / 1e6)
@@ -270,8 +274,9 @@ def _plans(run: Run, *, checks_stored: bool) -> Iterator[Plan]:
             raise CpbError(
                 f"{run.source.name} cannot be reached ({plan.fault}); check the network, or use a mirror with "
                 "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
-                code="unreachable", field="source",
-            )  # fmt: skip
+                code="unreachable",
+                field="source",
+            )
         if checks_stored:  # damaged months of the time range are to be fetched
             for path in series.folder(run.home, "offgrid").glob("????-??.parquet"):
                 if damage_of(path):

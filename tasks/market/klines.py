@@ -108,8 +108,9 @@ def _damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
     return MemberError(
         f"{series}: {path} is damaged ({reason}); fetch it again with "
         + with_source(ingest_command(series), series.market),
-        code="damaged", field=str(path),
-    )  # fmt: skip
+        code="damaged",
+        field=str(path),
+    )
 
 
 def damage_of(path: Path, part: Part | None = None) -> str:

@@ -132,8 +132,10 @@ class Manifest:
             if isinstance(error, sqlite3.OperationalError):
                 raise CpbError(
                     f"{path} cannot be opened ({error}); check that its disk has free space, that this user may write "
-                    "there, and that no other process holds it", code="manifest", field=str(path),
-                ) from error  # fmt: skip
+                    "there, and that no other process holds it",
+                    code="manifest",
+                    field=str(path),
+                ) from error
             raise
 
     def _open(self, path: Path) -> None:
@@ -147,8 +149,9 @@ class Manifest:
             raise CpbError(
                 f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}): use that "
                 f"version, or delete the file with `rm -f {files}`, and `cpb ingest` fetches its candles again",
-                code="manifest-version", field=str(path),
-            )  # fmt: skip
+                code="manifest-version",
+                field=str(path),
+            )
         elif version != VERSION:
             raise sqlite3.DatabaseError(f"its version is {version}, its tables are those of {VERSION}")
         elif tables != _TABLES:
@@ -328,8 +331,9 @@ def _unusable(path: Path, error: BaseException) -> CpbError:
     """Return the error for a damaged manifest."""
     return CpbError(
         f"{path} is damaged ({error}); `cpb ingest` keeps its intact rows and fetches the rest again",
-        code="damaged", field=str(path),
-    )  # fmt: skip
+        code="damaged",
+        field=str(path),
+    )
 
 
 def manifest_damage(path: Path, *, read_only: bool = False) -> str:
@@ -361,8 +365,11 @@ def _is_corrupt(error: BaseException, path: Path) -> bool:
     if code == sqlite3.SQLITE_READONLY:  # also by a flipped byte in the header
         return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     return code in (
-        sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT,
-    )  # fmt: skip
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_FORMAT,
+    )
 
 
 @contextmanager
@@ -486,13 +493,21 @@ def open_manifest(root: Path, *, offline: bool) -> Iterator[Manifest]:
         if offline:
             with intact_manifest(path, read_only=not os.access(root, os.W_OK)) as manifest:
                 if manifest.fault:
-                    log.warning("%s is damaged (%s): its intact rows are used, and `cpb ingest` fetches what "
-                                "the others recorded", path, manifest.fault)  # fmt: skip
+                    log.warning(
+                        "%s is damaged (%s): its intact rows are used, and `cpb ingest` fetches what "
+                        "the others recorded",
+                        path,
+                        manifest.fault,
+                    )
                 yield manifest
             return
         if damage := manifest_damage(path):
-            log.warning("%s is damaged (%s) and replaced: its intact rows are kept, and what the others recorded is "
-                        "fetched again", path, damage)  # fmt: skip
+            log.warning(
+                "%s is damaged (%s) and replaced: its intact rows are kept, and what the others recorded is "
+                "fetched again",
+                path,
+                damage,
+            )
             _rebuild(path)
         with Manifest(path) as manifest:
             yield manifest

@@ -31,9 +31,19 @@ from tasks.market.layout import DAY, Grid, grid_of, text
 from tasks.market.sources import Fetched
 
 COLUMNS = (
-    "open_time", "open", "high", "low", "close", "volume", "close_time", "quote_volume",
-    "count", "taker_buy_volume", "taker_buy_quote_volume", "ignore",
-)  # fmt: skip
+    "open_time",
+    "open",
+    "high",
+    "low",
+    "close",
+    "volume",
+    "close_time",
+    "quote_volume",
+    "count",
+    "taker_buy_volume",
+    "taker_buy_quote_volume",
+    "ignore",
+)
 _SCHEMA = dict.fromkeys(COLUMNS, pl.Float64) | {
     "open_time": pl.Int64,
     "close_time": pl.Int64,
@@ -123,9 +133,13 @@ def _read(files: list[Fetched], indices: Sequence[int]) -> pl.DataFrame:
     lines = int(counts.sum())
     try:
         frame = pl.read_csv(
-            [file.csv for file in files] or b"", has_header=False, schema=_SCHEMA, quote_char=None,
-            extra_columns="raise", raise_if_empty=False,
-        ).rechunk()  # fmt: skip
+            [file.csv for file in files] or b"",
+            has_header=False,
+            schema=_SCHEMA,
+            quote_char=None,
+            extra_columns="raise",
+            raise_if_empty=False,
+        ).rechunk()
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         reason, *_ = str(error).split(". ")  # what follows is advice on polars' own options
         raise BadFile(f"not twelve numbers per line: {reason[:120]}") from error

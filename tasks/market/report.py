@@ -24,8 +24,13 @@ from tasks.market.manifest import Anomaly, FileRecord, Part
 Runs = list[tuple[int, int]]
 
 OUTAGE, UNPUBLISHED, ABSENT, QUARANTINED, FAILED, NOT_IN_TABLE = (
-    "exchange outage", "not published", "absent at source", "quarantined", "download failed", "not in the table"
-)  # fmt: skip
+    "exchange outage",
+    "not published",
+    "absent at source",
+    "quarantined",
+    "download failed",
+    "not in the table",
+)
 LACKING = (ABSENT, QUARANTINED, FAILED)
 """Causes that make a series partial: the source should have had these candles."""
 

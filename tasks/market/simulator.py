@@ -53,8 +53,15 @@ STEP = 900 * US
 
 _ORIGIN = period_bounds("2017-01")[0]
 _PRICES = {
-    "BTC": 60_000, "ETH": 3_000, "BNB": 500, "SOL": 120, "LTC": 80, "PEPE": 1e-5, "SHIB": 2e-5, "DOGE": 0.12
-}  # fmt: skip
+    "BTC": 60_000,
+    "ETH": 3_000,
+    "BNB": 500,
+    "SOL": 120,
+    "LTC": 80,
+    "PEPE": 1e-5,
+    "SHIB": 2e-5,
+    "DOGE": 0.12,
+}
 _SUMS = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
 _SIGMA_15M = 0.0028  # of the calmest coin, at a typical time
 _TURNOVER = 3e6  # typical quote volume of a 15-minute candle, in USDT

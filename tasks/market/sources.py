@@ -129,7 +129,7 @@ def check_source(scope: Scope) -> None:
         raise UsageError(
             "market own is read from a table: give the table it came from, as in --source candles.csv",
             code="source",
-        )  # fmt: skip
+        )
 
 
 @contextmanager

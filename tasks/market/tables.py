@@ -87,9 +87,11 @@ class TableSource:
                 for month, part in split_months(candles.select(*KLINES)):
                     first, last = period_bounds(month)
                     file = replace(
-                        source_file(series, month), etag=f"{name}@{digest_of(part)[:16]}",
-                        since=max(begin, first), until=min(end, last),
-                    )  # fmt: skip
+                        source_file(series, month),
+                        etag=f"{name}@{digest_of(part)[:16]}",
+                        since=max(begin, first),
+                        until=min(end, last),
+                    )
                     self._months[series][file] = part
             return self._months[series]
 
@@ -140,13 +142,15 @@ def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -
                 f"{series}: {path} has changed {differing:,} of the {stored.height:,} stored candles in its time "
                 f"range, more than {MAX_CHANGED:.0%}: check where it came from; with --rewrite its candles replace "
                 "them, and what was learned from the old ones stays until it is trained again",
-                code="rewritten", field="source",
-            )  # fmt: skip
+                code="rewritten",
+                field="source",
+            )
         why = f"differs in {differing:,} of the {stored.height:,}" if differing else "has none of the"
         rewriting = "add --rewrite if it is the same table with another history, " if replaces_all else ""
         raise UsageError(
             f"{series}: {path} {why} stored candles, so it is another table: {rewriting}give its coin another symbol, "
             f"set CPB_HOME to another folder, or remove {market_home(scope.home, OWN)} and all that was "
             "learned from it",
-            code="another-table", field="source",
-        )  # fmt: skip
+            code="another-table",
+            field="source",
+        )

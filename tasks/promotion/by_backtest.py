@@ -126,8 +126,9 @@ def open_contest(spec: BacktestSpec) -> Contest:
     if not submitted:
         raise UsageError(
             f"gate: the only recipe is {incumbent}, which already serves; add another with --architectures",
-            code="gate", field="architectures",
-        )  # fmt: skip
+            code="gate",
+            field="architectures",
+        )
     trained_as = next((name for name, recipe in planned.items() if recipe == incumbent), None)
     if trained_as:
         return Contest(submitted, fleets, incumbent, trained_as, coins, None)
@@ -151,11 +152,17 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
     _check_coins(contest, folds)
     home, market = spec.scope.home, spec.scope.market
     made = Submission(
-        market=market, timeframe=timeframe, incumbent=str(contest.incumbent),
-        recipes=tuple(map(str, contest.recipes.values())), trials=spec.trials, folds=len(spans),
-        first=min(fold.test[0] for fold in spans), last=max(fold.test[1] for fold in spans),
-        series=tuple(sorted({f"{fold.id.name}:{fold.record.digest}" for fold in folds})), named_at=datetime.now(UTC),
-    )  # fmt: skip
+        market=market,
+        timeframe=timeframe,
+        incumbent=str(contest.incumbent),
+        recipes=tuple(map(str, contest.recipes.values())),
+        trials=spec.trials,
+        folds=len(spans),
+        first=min(fold.test[0] for fold in spans),
+        last=max(fold.test[1] for fold in spans),
+        series=tuple(sorted({f"{fold.id.name}:{fold.record.digest}" for fold in folds})),
+        named_at=datetime.now(UTC),
+    )
     with promotion_lock(home, market):
         earlier = {submission.digest: submission for submission in submissions(home, market, timeframe)}
         if made.digest in earlier:
@@ -196,30 +203,40 @@ def decide(
     # A recipe without a result, as its training failed, was submitted all the same.
     values = corrected(
         [comparisons[name].p if name in comparisons else 1.0 for name in contest.recipes],
-        [submission.trials] * len(contest.recipes), before,
-    )  # fmt: skip
+        [submission.trials] * len(contest.recipes),
+        before,
+    )
     judged: list[tuple[BacktestEvidence, str]] = []
     for (name, recipe), p in zip(contest.recipes.items(), values, strict=True):
         if name in comparisons:
             short = comparisons[name].days < MIN_COVER * min_days(INTERVAL_SECONDS[timeframe])
             why = "too few days have rows" if short else failed(comparisons[name], p)
             evidence = BacktestEvidence(
-                challenger=str(recipe), incumbent=submission.incumbent, first=submission.first, last=submission.last,
-                submitted=before + submission.count, named=submission.digest,
+                challenger=str(recipe),
+                incumbent=submission.incumbent,
+                first=submission.first,
+                last=submission.last,
+                submitted=before + submission.count,
+                named=submission.digest,
                 **comparisons[name].model_dump() | {"p": p},
-            )  # fmt: skip
+            )
             judged.append((evidence, why))
     winner = min(
         (evidence for evidence, why in judged if not why), key=lambda evidence: evidence.ratio, default=None
     )
     if winner:
         switch = Switch(
-            market=market, timeframe=timeframe, backtest=winner, switched_at=datetime.now(UTC),
+            market=market,
+            timeframe=timeframe,
+            backtest=winner,
+            switched_at=datetime.now(UTC),
             behind=tuple(sorted(series.symbol for series in contest.served)),
             fleet=next(
-                contest.fleets[name] for name, recipe in contest.recipes.items() if str(recipe) == winner.challenger
+                contest.fleets[name]
+                for name, recipe in contest.recipes.items()
+                if str(recipe) == winner.challenger
             ),
-        )  # fmt: skip
+        )
         with promotion_lock(home, market):
             save(home, switch)
     for evidence, why in judged:
@@ -236,9 +253,11 @@ def decide(
         )
     rows = [evidence.model_dump(mode="json") | {"failed": why} for evidence, why in judged]
     return {
-        "named": submission.digest, "passed": winner.challenger if winner else None, "recipes": rows,
+        "named": submission.digest,
+        "passed": winner.challenger if winner else None,
+        "recipes": rows,
         "unjudged": unjudged,
-    }  # fmt: skip
+    }
 
 
 def submissions(home: Path, market: str, timeframe: str) -> list[Submission]:
@@ -340,8 +359,9 @@ def _check_length(spans: Sequence[SplitBounds], timeframe: str) -> None:
         raise UsageError(
             f"folds {len(spans)}: the gate needs test spans of {least} days at {timeframe}, these are {days:.0f}; give "
             f"--folds {-int(-least * len(spans) // days)}, and an earlier --since if the history is too short",
-            code="gate", field="folds",
-        )  # fmt: skip
+            code="gate",
+            field="folds",
+        )
 
 
 def _check_coins(contest: Contest, folds: Sequence[FoldSeries]) -> None:
@@ -351,8 +371,9 @@ def _check_coins(contest: Contest, folds: Sequence[FoldSeries]) -> None:
         raise UsageError(
             f"gate: this backtest has {served - len(missing)} of the {served} coins that {contest.incumbent} serves, "
             f"and the gate needs {MIN_COVER:.0%} of them; add --coins {','.join(missing)}",
-            code="gate", field="coins",
-        )  # fmt: skip
+            code="gate",
+            field="coins",
+        )
 
 
 def _covers(coins: int, contest: Contest) -> bool:

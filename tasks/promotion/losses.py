@@ -74,9 +74,13 @@ def registered_model(champion: Champion) -> GateModel:
         )
     except (DamagedError, TypeError, ValueError) as error:  # for example an invalid date after a bit error
         model = GateModel(
-            series=champion.series, recipe=Recipe(champion.architecture, champion.preset, ""),
-            folder=champion.folder, market=champion.series.market, damage=champion.damage or str(error), **registered,
-        )  # fmt: skip
+            series=champion.series,
+            recipe=Recipe(champion.architecture, champion.preset, ""),
+            folder=champion.folder,
+            market=champion.series.market,
+            damage=champion.damage or str(error),
+            **registered,
+        )
     recorded = champion.tags.get(RECIPE, "")
     # If the folder is damaged, the registry's recipe is used; its candles, span and horizon still exclude older models.
     return (

@@ -50,10 +50,17 @@ def decided(
 ) -> Decision:
     """Return the record of a ruling on a series; `before`: its champion, which serves until the alias is moved."""
     return Decision(
-        series=series, outcome=ruling.outcome, rule=ruling.rule, reason=ruling.reason, compared=ruling.compared,
-        version_number=before.version if before else "", incumbent=before.ref if before else None,
-        candidate=candidate, backtest=backtest, decided_at=datetime.now(UTC),
-    )  # fmt: skip
+        series=series,
+        outcome=ruling.outcome,
+        rule=ruling.rule,
+        reason=ruling.reason,
+        compared=ruling.compared,
+        version_number=before.version if before else "",
+        incumbent=before.ref if before else None,
+        candidate=candidate,
+        backtest=backtest,
+        decided_at=datetime.now(UTC),
+    )
 
 
 def promote_candidate(
@@ -123,9 +130,13 @@ def retire(store: Store, champion: Champion, decision: Decision) -> None:
 def _registered(store: Store, candidate: TrainedCandidate, tags: Mapping[str, str]) -> "ModelVersion":
     judged, model = candidate.judgement, candidate.judgement.model
     recorded = {
-        "architecture": model.architecture, "recipe": model.recipe, RECIPE: str(candidate.model.recipe),
-        FLEET_SPEC: judged.fleet.model_dump(mode="json"), "verdict": judged.verdict, **tags,
-    }  # fmt: skip
+        "architecture": model.architecture,
+        "recipe": model.recipe,
+        RECIPE: str(candidate.model.recipe),
+        FLEET_SPEC: judged.fleet.model_dump(mode="json"),
+        "verdict": judged.verdict,
+        **tags,
+    }
     series = candidate.model.series
     return register(store, series, judged.run_id, metrics=judged.metrics, tags=recorded)
 
@@ -174,16 +185,18 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
     if not reason.strip():
         raise UsageError(
             'promoting by hand needs a reason that is kept, as in --force "the feed was wrong in May"',
-            code="reason", field="force",
-        )  # fmt: skip
+            code="reason",
+            field="force",
+        )
     store = open_store(create=False)
     with promotion_lock(home, series.market):
         aliases = aliases_of(store, series)
         if aliases is None:
             raise UsageError(
                 f"no model of {series} is registered; train it first, as in `cpb train-all {series.options}`",
-                code="unknown-series", field="coin",
-            )  # fmt: skip
+                code="unknown-series",
+                field="coin",
+            )
         wanted = _chosen(store, series, version, aliases)
         before = registered(store, series, aliases[ALIAS]) if ALIAS in aliases else None
         text = reason.strip()
@@ -206,7 +219,8 @@ def _chosen(store: Store, series: SeriesId, version: str, aliases: dict[str, str
         numbers = ", ".join(str(champion.version) for champion in versions_of(store, series))
         raise UsageError(
             f"{series.registered} has no version {version!r}: choose from {numbers}",
-            code="no-version", field="version",
-        )  # fmt: skip
+            code="no-version",
+            field="version",
+        )
     chosen.check()
     return chosen

@@ -207,10 +207,15 @@ def _replace_damaged(
     damage: str,
 ) -> None:
     """Let any eligible model replace a damaged champion, which cannot forecast."""
-    same = [r for r in state.candidates if r == incumbent.recipe or (
-        not incumbent.recipe.digest
-        and (r.architecture, r.preset) == (incumbent.recipe.architecture, incumbent.recipe.preset)
-    )]  # fmt: skip
+    same = [
+        r
+        for r in state.candidates
+        if r == incumbent.recipe
+        or (
+            not incumbent.recipe.digest
+            and (r.architecture, r.preset) == (incumbent.recipe.architecture, incumbent.recipe.preset)
+        )
+    ]
     if same:
         best = min(same, key=lambda recipe: order[recipe])  # several if its digest is lost, too
         reason = f"the champion is damaged ({damage}); {best} takes its place uncompared"

@@ -65,10 +65,15 @@ def write_features(
     grid = grid_of(series.timeframe)
     runs = tuple((start, grid.latest(end)) for start, end in find_runs(klines, grid)[0])
     record = SeriesRecord(
-        series=series, path=path.relative_to(home).as_posix(), digest=digest,
+        series=series,
+        path=path.relative_to(home).as_posix(),
+        digest=digest,
         file_digest=hashlib.sha256(buffer.getbuffer()).hexdigest(),
-        rows=klines.height, first_us=runs[0][0], last_us=runs[-1][1], runs=runs if len(runs) > 1 else (),
-    )  # fmt: skip
+        rows=klines.height,
+        first_us=runs[0][0],
+        last_us=runs[-1][1],
+        runs=runs if len(runs) > 1 else (),
+    )
     write_record(path.with_suffix(".json"), record, of=record.path)
     _prune(path.parent)
     return record

@@ -54,8 +54,9 @@ def folds(records: Sequence[SeriesRecord], count: int) -> list[SplitBounds]:
     if count > 1 and (first[1] - first[0]) // step < FEATURE_WARMUP + MIN_ROWS:
         raise UsageError(
             f"folds {count}: the {shorter[0].timeframe} history is too short; use fewer folds or an earlier since",
-            code="history", field="folds",
-        )  # fmt: skip
+            code="history",
+            field="folds",
+        )
     return shorter
 
 
@@ -159,8 +160,9 @@ def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> 
         if series.is_frozen(origins):
             raise MemberError(
                 f"{name}: its price never moves in the {span}, so nothing can be learnt or "
-                "judged: leave the coin out", code=FROZEN,
-            )  # fmt: skip
+                "judged: leave the coin out",
+                code=FROZEN,
+            )
         if not len(origins):
             raise MemberError(
                 f"{name}: no origin in the {span}; features are complete {FEATURE_WARMUP} "

@@ -196,8 +196,9 @@ def open_log(path: Path) -> IO[bytes]:
         raise CpbError(
             f"the log file {path} cannot be written ({error.strerror}); remove it if it is a link, else check the "
             "folder's owner and the free space there",
-            code="log", field=str(path),
-        ) from error  # fmt: skip
+            code="log",
+            field=str(path),
+        ) from error
     return os.fdopen(handle, "ab")
 
 
@@ -307,8 +308,9 @@ def settled(folder: Path, read: Callable[[Path], T], names: Sequence[str] = ()) 
     else:
         error = error or CpbError(
             f"{folder} was replaced each time that it was read; run the same command again",
-            code="busy", field=str(folder),
-        )  # fmt: skip
+            code="busy",
+            field=str(folder),
+        )
     if error is not None:
         raise error
     return found
@@ -359,8 +361,9 @@ def check_home(folder: Path) -> Path:
         raise CpbError(
             f"{path} cannot be read ({error.strerror}), so it is not known whether this version can use {folder}: put "
             f"the file back, as in `{restore_version(path)}`",
-            code="home-version", field="CPB_HOME",
-        ) from error  # fmt: skip
+            code="home-version",
+            field="CPB_HOME",
+        ) from error
     if version.strip() == VERSION.encode():
         return folder
     shown = repr(version.decode(errors="replace").strip())
@@ -369,13 +372,15 @@ def check_home(folder: Path) -> Path:
             f"{folder} was written by another version of cpb (its {VERSION_FILE} holds {shown}, this version "
             f"reads {VERSION}): set CPB_HOME to another folder, or use the version that wrote it; if it was this "
             f"version, the file is damaged, and `{restore_version(path)}` restores it",
-            code="home-version", field="CPB_HOME",
-        )  # fmt: skip
+            code="home-version",
+            field="CPB_HOME",
+        )
     raise CpbError(
         f"{path} is damaged (it holds {shown}, no number of a version): `{restore_version(path)}` restores it, if "
         "this version wrote the folder",
-        code="home-version", field="CPB_HOME",
-    )  # fmt: skip
+        code="home-version",
+        field="CPB_HOME",
+    )
 
 
 def restore_version(path: Path) -> str:
@@ -400,8 +405,9 @@ def stored_home() -> Path:
     if not folder.is_dir():
         raise CpbError(
             f"nothing is stored in {folder}: there is no such folder; correct CPB_HOME, or fill it with `cpb demo`",
-            code="no-home", field="CPB_HOME",
-        )  # fmt: skip
+            code="no-home",
+            field="CPB_HOME",
+        )
     return folder
 
 

@@ -102,8 +102,10 @@ def open_lock(path: Path) -> IO[bytes]:
     except OSError as error:
         raise CpbError(
             f"the lock file {path} cannot be opened ({error.strerror}); check that its folder can be written, "
-            "give yourself access to the file, or remove it if it is not cpb's", code="lock", field=str(path),
-        ) from error  # fmt: skip
+            "give yourself access to the file, or remove it if it is not cpb's",
+            code="lock",
+            field=str(path),
+        ) from error
     if not stat.S_ISREG(status.st_mode):
         os.close(handle)
         raise CpbError(f"the lock file {path} is not a regular file; remove it", code="lock", field=str(path))
@@ -123,8 +125,9 @@ def temporary_lock(name: str) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise CpbError(
             f"{folder} belongs to another user; remove it, or set TMPDIR to a folder of your own",
-            code="lock", field=str(folder),
-        )  # fmt: skip
+            code="lock",
+            field=str(folder),
+        )
     return folder / name
 
 

@@ -67,20 +67,23 @@ def archive_folder() -> Path | None:
     if not folder.is_dir():
         raise UsageError(
             f"{KEEP}={given}: there is no such folder; make it (and mount its disk), or leave {KEEP} unset",
-            code="keep", field=KEEP,
-        )  # fmt: skip
+            code="keep",
+            field=KEEP,
+        )
     if folder.resolve().is_relative_to(here.resolve()):
         raise UsageError(
             f"{KEEP}={given} lies in CPB_HOME, which it is to outlive: name a folder elsewhere",
-            code="keep", field=KEEP,
-        )  # fmt: skip
+            code="keep",
+            field=KEEP,
+        )
     database = sqlite_path(tracking_uri())
     if database is None or not database.is_relative_to(here):
         raise UsageError(
             f"{KEEP} archives a home together with its store, and this store is not in the home {here}: set CPB_HOME "
             "to a new folder without MLFLOW_TRACKING_URI, so that the store lies in it",
-            code="keep", field=KEEP,
-        )  # fmt: skip
+            code="keep",
+            field=KEEP,
+        )
     for _ in _folders(here):  # a link is found now, not after hours
         pass
     return folder
@@ -193,8 +196,9 @@ def restore(place: Path, *folders: Path) -> Path | None:
         raise CpbError(
             f"{others[0]} is an archive of the home {places[others[0]]}, whose place MLflow's database holds: set "
             "CPB_HOME to it",
-            code="keep", field="CPB_HOME",
-        )  # fmt: skip
+            code="keep",
+            field="CPB_HOME",
+        )
     return None
 
 
@@ -249,8 +253,9 @@ def _folders(place: Path) -> Iterator[tuple[Path, list[str]]]:
             raise UsageError(
                 f"{link} is a link, and {KEEP} archives what lies in CPB_HOME itself: put the folder there, or leave "
                 f"{KEEP} unset",
-                code="keep", field=KEEP,
-            )  # fmt: skip
+                code="keep",
+                field=KEEP,
+            )
         yield here, files
 
 

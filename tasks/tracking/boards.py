@@ -298,13 +298,15 @@ def _of_run(members: pl.DataFrame, text: str) -> pl.DataFrame:
     if len(ids) == 0:
         raise CpbError(
             f"there is no run {text!r} with a judged model, or its models were pruned; `cpb ui` shows the runs",
-            code="no-run", field="run",
-        )  # fmt: skip
+            code="no-run",
+            field="run",
+        )
     if len(ids) > 1:
         raise CpbError(
             f"several runs begin with {text!r}: {', '.join(ids)}; give more characters of the id",
-            code="ambiguous-run", field="run",
-        )  # fmt: skip
+            code="ambiguous-run",
+            field="run",
+        )
     return members
 
 

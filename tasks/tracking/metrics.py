@@ -13,12 +13,14 @@ SKILL, CLASSIFIER_SKILL = "crps_skill_percent_{}", "rps_skill_percent_{}"
 """Metric of the runs of fleets and flows, by timeframe: the views of MLflow's interface are sorted by it."""
 
 OF_FLOWS = {
-    SKILL.format("{timeframe}"): "skill, on the test span, of the fleet that is best on the validation span; the tag "
+    SKILL.format(
+        "{timeframe}"
+    ): "skill, on the test span, of the fleet that is best on the validation span; the tag "
     "`best_{timeframe}` names it",
     "members": "models that were trained and judged",
     "failed": "models, series and steps that failed",
     "device_busy_share": "share of the training's time in which the device worked, 0 to 1",
-}  # fmt: skip
+}
 
 OF_FLEETS = {
     SKILL.format("{timeframe}"): "100 × (1 − pooled CRPS ratio): above 0 is better than the random walk",
@@ -81,7 +83,7 @@ OF_MEMBERS = {
     "gpu_mem_reserved_peak_mb": "peak GPU memory that torch held, MB",
     "gpu_util_mean": "mean time in which a kernel ran, %; left out where the driver does not say it, like the next",
     "gpu_power_mean_w": "mean power of the GPU, W",
-}  # fmt: skip
+}
 """All that a member's run has, read by people, lists and gates.
 
 A metric of a run costs SQLite 380 bytes of rows and indexes (six of them), and a night over the whole exchange has

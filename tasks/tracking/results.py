@@ -72,15 +72,35 @@ FIELDS = {
 
 _OF_ALL = ("context", "horizon", "dtype", "features")
 _READ = (
-    "hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout", "head", "loss", "optimizer", "lr",
-    "weight_decay", "schedule", "batch_size", "accumulate", "epochs", "patience", "mixed_precision",
-)  # fmt: skip
+    "hidden_dim",
+    "n_layers",
+    "n_heads",
+    "ff_dim",
+    "dropout",
+    "head",
+    "loss",
+    "optimizer",
+    "lr",
+    "weight_decay",
+    "schedule",
+    "batch_size",
+    "accumulate",
+    "epochs",
+    "patience",
+    "mixed_precision",
+)
 """The options in a row, in so far as an architecture reads them; all others are in the model's `config.json`."""
 
 _OF_REPORT = (
-    "train_seconds", "fleet_members", "windows_per_s", "epochs_run", "best_epoch", "stopped", "device",
+    "train_seconds",
+    "fleet_members",
+    "windows_per_s",
+    "epochs_run",
+    "best_epoch",
+    "stopped",
+    "device",
     "rss_peak_mb",
-)  # fmt: skip
+)
 _OF_GPU = ("gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb")
 _SCORES = ("test_", "validation_")
 _KEY = ("market", "symbol", "timeframe", "architecture", "preset", "seed")

@@ -130,8 +130,9 @@ def check_place(store: Store) -> None:
         raise CpbError(
             f"artifacts of runs cannot be written to {folder}, which is not a folder of this machine that you can "
             f"write to; make it one, or set MLFLOW_TRACKING_URI to another store, which this home takes by `{TAKE}`",
-            code="artifacts", field=str(folder),
-        )  # fmt: skip
+            code="artifacts",
+            field=str(folder),
+        )
 
 
 def start_parent(

@@ -307,15 +307,17 @@ def _check_layout(uri: str, experiment: "Experiment") -> None:
             f"the experiment {EXPERIMENT} of the MLflow store {public_url(uri)} was made by another version of cpb "
             f"(layout {layout}, this version writes {LAYOUT}): set MLFLOW_TRACKING_URI to another store, or "
             "rename that experiment in MLflow",
-            code="store-version", field="MLFLOW_TRACKING_URI",
-        )  # fmt: skip
+            code="store-version",
+            field="MLFLOW_TRACKING_URI",
+        )
     database, folder = sqlite_path(uri), local_path(experiment.artifact_location)
     if database and folder and folder.resolve() != _artifacts(uri).resolve():
         raise CpbError(
             f"the MLflow store {database} was moved or copied: its artifacts are recorded in {folder}, which may be "
             "those of another store; docs/operations.md has the SQL line that records their new place",
-            code="moved-store", field=str(database),
-        )  # fmt: skip
+            code="moved-store",
+            field=str(database),
+        )
 
 
 def _experiment(client: "MlflowClient", uri: str, *, create: bool) -> "Experiment":
@@ -490,14 +492,16 @@ def _store_of(folder: Path, *, create: bool) -> Store:
             raise CpbError(
                 f"{error}; {folder / RECORD} has its address without user and password: set MLFLOW_TRACKING_URI with "
                 "them, or for a server MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-                code=UNUSABLE, field="MLFLOW_TRACKING_URI",
-            ) from error  # fmt: skip
+                code=UNUSABLE,
+                field="MLFLOW_TRACKING_URI",
+            ) from error
         if known and error.code == UNUSABLE and named_uri() and (remembered := known.uri(folder)) != uri:
             raise CpbError(
                 f"{error}; the store of the home {folder} was last at {public_url(remembered)}: unset "
                 "MLFLOW_TRACKING_URI if it still lies there",
-                code=UNUSABLE, field="MLFLOW_TRACKING_URI",
-            ) from error  # fmt: skip
+                code=UNUSABLE,
+                field="MLFLOW_TRACKING_URI",
+            ) from error
         raise
     _check(store, folder, uri)
     return store
@@ -512,8 +516,9 @@ def _check(store: Store, folder: Path, uri: str) -> None:
         raise CpbError(
             f"the MLflow store {public_url(uri)} is another one (id {store.id}) than that of the home {folder} (id "
             f"{known.store_id}): bring that one back from a backup, or keep the other on purpose with `{TAKE}`",
-            code=OTHER, field="MLFLOW_TRACKING_URI",
-        )  # fmt: skip
+            code=OTHER,
+            field="MLFLOW_TRACKING_URI",
+        )
     raise _other(uri, f"does not belong to the home {folder}, whose store is {public_url(known.uri(folder))}")
 
 
@@ -522,8 +527,9 @@ def _other(uri: str, why: str) -> CpbError:
     return CpbError(
         f"the MLflow store {public_url(uri)} {why}: {back} CPB_HOME, so that home and store belong together, or give "
         f"this home the other store on purpose with `{TAKE}`",
-        code=OTHER, field="MLFLOW_TRACKING_URI",
-    )  # fmt: skip
+        code=OTHER,
+        field="MLFLOW_TRACKING_URI",
+    )
 
 
 def _lost(known: HomeStore, uri: str, folder: Path) -> CpbError:
@@ -536,14 +542,16 @@ def _lost(known: HomeStore, uri: str, folder: Path) -> CpbError:
             return CpbError(
                 f"the MLflow store {public_url(uri)} {why}, and the home {folder} has {public_url(remembered)}: unset "
                 f"MLFLOW_TRACKING_URI, or begin a new store there on purpose with `{TAKE}`",
-                code=LOST, field="MLFLOW_TRACKING_URI",
-            )  # fmt: skip
+                code=LOST,
+                field="MLFLOW_TRACKING_URI",
+            )
         what += f", and was last at {public_url(remembered)}"
     return CpbError(
         f"{what}; set MLFLOW_TRACKING_URI to where it lies now, bring it back from a backup, or begin a new one on "
         f"purpose with `{TAKE}`",
-        code=LOST, field="MLFLOW_TRACKING_URI",
-    )  # fmt: skip
+        code=LOST,
+        field="MLFLOW_TRACKING_URI",
+    )
 
 
 def not_registered(store: Store, folder: Path, markets: Sequence[str] = MARKETS) -> "list[PackagedModel]":

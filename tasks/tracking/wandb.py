@@ -89,19 +89,31 @@ def _copy(run_id: str, folder: Path) -> None:
     flow = store.client.get_run(run_id)
     folder.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
-        console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True,
-        init_timeout=_INIT_TIMEOUT_S, finish_timeout=_FINISH_TIMEOUT_S, finish_timeout_raises=True,
-    )  # fmt: skip
+        console="off",
+        silent=True,
+        disable_git=True,
+        disable_code=True,
+        x_disable_stats=True,
+        init_timeout=_INIT_TIMEOUT_S,
+        finish_timeout=_FINISH_TIMEOUT_S,
+        finish_timeout_raises=True,
+    )
     wandb.setup(settings)  # silent: it asks nobody at the terminal for a key
     for fleet in search(store, f"tags.`{PARENT}` = '{run_id}'"):
         members = list(search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'"))
         params = {m.info.run_name: dict(m.data.params) for m in members if m.data.params}
         config = {**flow.data.params, **fleet.data.params, **({"members": params} if params else {})}
         with wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or "cpb", dir=str(folder), settings=settings, config=config,
-            id=fleet.info.run_id, resume="allow", group=flow.info.run_name, name=fleet.info.run_name,
+            project=os.environ.get("WANDB_PROJECT") or "cpb",
+            dir=str(folder),
+            settings=settings,
+            config=config,
+            id=fleet.info.run_id,
+            resume="allow",
+            group=flow.info.run_name,
+            name=fleet.info.run_name,
             reinit="finish_previous",
-        ) as copy:  # fmt: skip
+        ) as copy:
             copy.define_metric("*", step_metric="epoch")
             for row in _by_epoch(store.client, members):
                 copy.log(row)

@@ -52,16 +52,25 @@ _TRAINING = ("cpbmodels", "tasks/training/trainer.py", "tasks/signals")
 
 _NOT_TRAINING = (
     # Parts of the light library not used in training: user frames, published models, other programs.
-    "cpbmodels/__init__.py", "cpbmodels/data/candles.py", "cpbmodels/errors.py",
-    "cpbmodels/freqtrade.py", "cpbmodels/hub.py", "cpbmodels/mlflow.py",
+    "cpbmodels/__init__.py",
+    "cpbmodels/data/candles.py",
+    "cpbmodels/errors.py",
+    "cpbmodels/freqtrade.py",
+    "cpbmodels/hub.py",
+    "cpbmodels/mlflow.py",
     # Measures a device and chooses the profile: they set how a model is trained, like the device itself.
     "cpbmodels/device",
     # Records and contracts: a job contains their values. Candles: a job contains the digest of its training candles.
-    "schemas", "tasks/market", "tasks/storage",
+    "schemas",
+    "tasks/market",
+    "tasks/storage",
     # Plans jobs, whose digest covers the plan; stores, starts and reports them.
-    "tasks/training/local.py", "tasks/training/plan.py", "tasks/training/progress.py", "tasks/training/shard.py",
+    "tasks/training/local.py",
+    "tasks/training/plan.py",
+    "tasks/training/progress.py",
+    "tasks/training/shard.py",
     "tasks/running",
-)  # fmt: skip
+)
 
 
 def training_code() -> str:

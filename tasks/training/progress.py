@@ -68,15 +68,27 @@ class EpochFile:
         epoch = Epoch(
             metrics=plain(
                 {
-                    "epoch": record.epoch, "members_training": len(record.members), "lr": record.lr,
-                    "epoch_seconds": record.seconds, "epoch_windows_per_s": record.windows_per_s, **record.memory,
-                } | _losses(record)
+                    "epoch": record.epoch,
+                    "members_training": len(record.members),
+                    "lr": record.lr,
+                    "epoch_seconds": record.seconds,
+                    "epoch_windows_per_s": record.windows_per_s,
+                    **record.memory,
+                }
+                | _losses(record)
             ),
-            architecture=record.architecture, stage=record.stage, stages=record.stages,
-            epoch=sum(self._epochs.values()) / models, epochs=0 if without_epochs else record.epochs,
-            models=models, begun=len(self._epochs), train_loss=train_loss, val_loss=val_loss,
-            ended=not self._active and len(self._epochs) == models, cores=usable_cores(),
-        )  # fmt: skip
+            architecture=record.architecture,
+            stage=record.stage,
+            stages=record.stages,
+            epoch=sum(self._epochs.values()) / models,
+            epochs=0 if without_epochs else record.epochs,
+            models=models,
+            begun=len(self._epochs),
+            train_loss=train_loss,
+            val_loss=val_loss,
+            ended=not self._active and len(self._epochs) == models,
+            cores=usable_cores(),
+        )
         with self._path.open("a") as file:
             file.write(f"{epoch.model_dump_json()}\n")
 
@@ -140,10 +152,21 @@ class ProgressFile:
         self._done: dict[int, float] = {}  # by member, the share of its epochs
         self._began = (0.0, time.monotonic())  # the share and time from which the time left is estimated
         self._state: dict[str, Any] = {
-            "architecture": architecture, "stage": "training", "device": None, "data": None, "members": 0,
-            "share": 0.0, "eta_s": None, "epoch": 0, "epochs": 0, "train_loss": None, "val_loss": None,
-            "trains": architecture, "trains_stage": 1, "trains_stages": 1,
-        }  # fmt: skip
+            "architecture": architecture,
+            "stage": "training",
+            "device": None,
+            "data": None,
+            "members": 0,
+            "share": 0.0,
+            "eta_s": None,
+            "epoch": 0,
+            "epochs": 0,
+            "train_loss": None,
+            "val_loss": None,
+            "trains": architecture,
+            "trains_stage": 1,
+            "trains_stages": 1,
+        }
 
     def on_step(self, record: "cpbmodels.StepRecord") -> None:
         """Record the progress within an epoch."""

@@ -92,8 +92,9 @@ def check_cluster() -> None:
         raise CpbError(
             f"Ray's token {path} must be there with mode 600, as whoever reads it can run code on the cluster: "
             "copy it from the head, or make a new one",
-            code="ray-token", field=str(path),
-        )  # fmt: skip
+            code="ray-token",
+            field=str(path),
+        )
 
 
 def _unreachable(error: Exception) -> CpbError:
@@ -101,8 +102,9 @@ def _unreachable(error: Exception) -> CpbError:
     return CpbError(
         f"the Ray cluster {os.environ.get(ADDRESS) or 'of this machine'} cannot be used ({lines[0]}); start it as "
         "docs/cluster.md says, with the same Ray, Python and token on every machine, or train with --engine local",
-        code="ray-unreachable", field=ADDRESS,
-    )  # fmt: skip
+        code="ray-unreachable",
+        field=ADDRESS,
+    )
 
 
 @contextmanager
@@ -124,8 +126,9 @@ def connected(spec: RunSpec) -> Iterator["RayEngine"]:
                 ray.init(
                     address="local" if address in HERE else address,
                     include_dashboard=False if address in HERE else None,
-                    log_to_driver=False, logging_level=logging.ERROR,
-                )  # fmt: skip
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             raise _unreachable(error) from error
         finally:  # Ray's own handler prints machine code and exits with 15
@@ -193,8 +196,8 @@ class RayEngine:
         cpus, gpus, memory = self._threads, int(self.gpus), memory_bytes(job)
         self._check_fits({"CPU": cpus, "GPU": gpus, "memory": memory})
         task = self._ray.remote(train_shard).options(
-            num_cpus=cpus, num_gpus=gpus, memory=memory, max_retries=MAX_RETRIES, name=f"train {fleet}",
-        )  # fmt: skip
+            num_cpus=cpus, num_gpus=gpus, memory=memory, max_retries=MAX_RETRIES, name=f"train {fleet}"
+        )
         key, errors = folder.absolute().relative_to(self._home).as_posix(), self._ray.exceptions
         # A missing file is left out: the trainer then reports it, as on this machine.
         names = [f"{key}/{JOB}", *sorted({member.features.path for member in job.members})]

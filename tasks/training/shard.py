@@ -181,7 +181,7 @@ class Checkpoint:
                 f"resume {str(path)!r} is not a checkpoint and holds none: give latest, a file "
                 "fleets/KEY/checkpoints/…/epoch-….safetensors, or its shard's folder",
                 code="resume",
-            )  # fmt: skip
+            )
         return cls({f"{part}/{file.name}": content for part, (file, content) in newest.items()})
 
     def put_into(self, shard: Path) -> None:

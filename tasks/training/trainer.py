@@ -218,10 +218,17 @@ def train_job(folder: Path, without_kernels: str = "") -> ShardResult:
     device = str(pick_device(job.device.partition(":")[0]))  # the trainer of cuda:1 sees only that GPU
     with measured(device) as work:
         models = train_members(
-            job, loaded, checkpoint=folder / CHECKPOINTS, resume=True, device=device,
-            profile=_profile(job.profile, job.device), dtype=job.dtype, on_epoch=on_epoch, on_step=progress.on_step,
+            job,
+            loaded,
+            checkpoint=folder / CHECKPOINTS,
+            resume=True,
+            device=device,
+            profile=_profile(job.profile, job.device),
+            dtype=job.dtype,
+            on_epoch=on_epoch,
+            on_step=progress.on_step,
             kernels=job.kernels and (without_kernels or True),
-        )  # fmt: skip
+        )
         good: Trained = []
         for (spec, series), model in zip(loaded, models, strict=True):
             if not model.report.get("diverged"):
@@ -260,9 +267,12 @@ def measured(device: str) -> Iterator[Callable[[], DeviceWork]]:
             end, on_gpu = time.time(), device != "cpu"
             share = monitor.summary().get("gpu_util_mean") if on_gpu else None
             return DeviceWork(
-                device=os.environ.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else "", begin=begin, end=end,
-                busy_s=None if share is None else share / 100 * (end - begin), cpu_s=time.process_time() - cpu,
-            )  # fmt: skip
+                device=os.environ.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else "",
+                begin=begin,
+                end=end,
+                busy_s=None if share is None else share / 100 * (end - begin),
+                cpu_s=time.process_time() - cpu,
+            )
 
         yield work
 

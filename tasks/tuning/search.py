@@ -186,12 +186,15 @@ def run_trials(
         log(
             [
                 TrialRecord(
-                    t.number, t.params, state_of(t), {"crps_ratio": result.ratio, "epochs_run": result.epochs},
+                    t.number,
+                    t.params,
+                    state_of(t),
+                    {"crps_ratio": result.ratio, "epochs_run": result.epochs},
                     sorted(t.intermediate_values.items()),
                 )
                 for t, result in zip(new, finished, strict=True)
             ]
-        )  # fmt: skip
+        )
         best = study.best()
         report(
             f"{count(study.trials, 'trial')}, {sum(result.pruned for result in finished)} of the last "

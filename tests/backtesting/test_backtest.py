@@ -136,8 +136,10 @@ def test_one_forecast_that_is_not_finite_stops_no_other(loaded):
         record_fold=lambda name, fold, _: recorded.append((name, fold.id)),
     )
     assert [(m.architecture, m.symbol) for m in result.members] == [
-        ("x", "BUSDT"), ("reference", "AUSDT"), ("reference", "BUSDT"),
-    ]  # fmt: skip
+        ("x", "BUSDT"),
+        ("reference", "AUSDT"),
+        ("reference", "BUSDT"),
+    ]
     (failure,) = result.failures
     assert (failure.model.architecture, failure.series, failure.step) == ("x", A, "evaluate")
     assert failure.code == "non-finite"

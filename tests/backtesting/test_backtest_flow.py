@@ -51,9 +51,13 @@ def asked(home, records, monkeypatch, tmp_path):
         monkeypatch.setattr(flows.backtest, "series_records", lambda *_: series)
         said = []
         spec = BacktestSpec(
-            coins="AUSDT,BUSDT,TINYUSDT", folds=2, preset="smoke", out=str(tmp_path / "out"), device="cpu",
+            coins="AUSDT,BUSDT,TINYUSDT",
+            folds=2,
+            preset="smoke",
+            out=str(tmp_path / "out"),
+            device="cpu",
             **{"architectures": "har,har-universal", **options},
-        )  # fmt: skip
+        )
         return run_backtest(spec, steps, said.append), said
 
     return run
@@ -103,8 +107,9 @@ def test_a_training_that_ends_in_an_error_costs_its_own_models_only(asked):
     assert set(answer["pooled"]) == {"random-walk", "robust-har"}
     failed = [f for f in answer["failures"] if f["architecture"] == "har"]
     assert {(f["symbol"], f["step"], f["reason"]) for f in failed} == {
-        ("AUSDT", "train", "fold 1: killed"), ("BUSDT", "train", "fold 1: killed"),
-    }  # fmt: skip
+        ("AUSDT", "train", "fold 1: killed"),
+        ("BUSDT", "train", "fold 1: killed"),
+    }
     assert answer["exit"] == 3
     assert any("har/AUSDT/1h (smoke) in train: fold 1: killed" in line for line in said)
 

@@ -32,8 +32,11 @@ def test_every_series_and_fold_is_a_member_with_its_own_bounds_and_seed(spec, re
     assert [len(fleet.shards) for fleet in plan.fleets] == [1, 2]  # a universal model is one for each fold
     for job in plan.fleets:
         assert [m.name for m in job.members] == [
-            "AUSDT-1h-fold-1", "BUSDT-1h-fold-1", "AUSDT-1h-fold-2", "BUSDT-1h-fold-2",
-        ]  # fmt: skip
+            "AUSDT-1h-fold-1",
+            "BUSDT-1h-fold-1",
+            "AUSDT-1h-fold-2",
+            "BUSDT-1h-fold-2",
+        ]
         for member, fold in zip(job.members, folds.loaded, strict=True):
             assert (member.bounds, member.fold) == (fold.bounds, fold.fold)
             text = f"7/{job.architecture}/{fold.id.symbol}/1h/{fold.fold - 1}"

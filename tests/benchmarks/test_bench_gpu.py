@@ -13,9 +13,7 @@ def test_the_gpu_benchmark_runs_whole_on_a_cpu(tmp_path, capsys):
     out = tmp_path / "gpu.json"
     assert gpu.right(gpu.main(["--device", "cpu", "--tiny", "--members", "2", "--out", str(out)]))
     results = json.loads(out.read_text())
-    assert set(results) - {"seconds"} == {
-        "machine", "gradients", "correctness", "kernels", "jobs", "naive",
-    }  # fmt: skip
+    assert set(results) - {"seconds"} == {"machine", "gradients", "correctness", "kernels", "jobs", "naive"}
     for name in gpu.JOBS:
         assert results["correctness"][name]["ok"]
         assert results["kernels"][name]["expected"] > 100

@@ -153,9 +153,21 @@ def test_a_login_and_what_follows_reach_prefects_websocket(token):
 
 
 @pytest.mark.parametrize(
-    "text", ["abc", "", "null", "[1]", "5", "[" * 100_000, '{"type": "auth"}', '{"type": "auth", "token": 5}',
-             '{"type": "auth", "token": "ä"}', '{"type": "x", "token": "y"}', '{"token": "y"}'],
-)  # fmt: skip
+    "text",
+    [
+        "abc",
+        "",
+        "null",
+        "[1]",
+        "5",
+        "[" * 100_000,
+        '{"type": "auth"}',
+        '{"type": "auth", "token": 5}',
+        '{"type": "auth", "token": "ä"}',
+        '{"type": "x", "token": "y"}',
+        '{"token": "y"}',
+    ],
+)
 def test_a_first_message_that_is_no_login_ends_the_websocket_before_prefect_fails_at_it(text):
     for message in ({"text": text}, {"bytes": text.encode()}, {"text": None, "bytes": b"\xff"}):
         got, sent = first_message(message)

@@ -98,9 +98,12 @@ def test_a_server_that_never_answers(monkeypatch):
     "where",
     [
         "nowhere",
-        *(pytest.param(place, marks=pytest.mark.slow) for place in ("environment", "profile", "prefect.toml", ".env")),
+        *(
+            pytest.param(place, marks=pytest.mark.slow)
+            for place in ("environment", "profile", "prefect.toml", ".env")
+        ),
     ],
-)  # fmt: skip
+)
 def test_whatever_prefect_would_use_counts(tmp_path, monkeypatch, where):
     url = "http://127.0.0.1:1/api"
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))

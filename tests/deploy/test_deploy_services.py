@@ -42,8 +42,9 @@ def test_a_short_name_is_a_deployment_and_values_are_json_where_they_can_be_else
         "since": "2024-01",
     }
     assert [(name, given["parameters"], given["timeout"]) for name, given in asked] == [
-        ("train-all/train-all", values, 0), ("anything/mine", {"url": "a=b", "x": ""}, None),
-    ]  # fmt: skip
+        ("train-all/train-all", values, 0),
+        ("anything/mine", {"url": "a=b", "x": ""}, None),
+    ]
 
 
 @pytest.mark.parametrize(

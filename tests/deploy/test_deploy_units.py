@@ -35,6 +35,9 @@ def test_systemd_understands_them(tmp_path):
     done = subprocess.run(
         ["systemd-analyze", "verify", "--user", *(str(tmp_path / unit.name) for unit in UNITS)],
         env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert [line for line in done.stderr.splitlines() if "cpb" in line] == []

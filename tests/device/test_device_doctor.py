@@ -248,10 +248,19 @@ def test_without_a_gpu_the_report_is_one_screen(small, monkeypatch):
 
 def on_gpu(**changed):
     row = {
-        "members": 40, "batch": 64, "step_ms": 5.8, "windows_per_s": 441_000.0, "validation_us": 20.0,
-        "weights": 300_000, "products": "bf16", "kernels": "on", "gpu_mem_peak_mb": 812.0, "gpu_busy": 0.94,
-        "longest_kernels": ["_gru_layer_backward", "_gru_layer"], "cpu_operators": [],
-    }  # fmt: skip
+        "members": 40,
+        "batch": 64,
+        "step_ms": 5.8,
+        "windows_per_s": 441_000.0,
+        "validation_us": 20.0,
+        "weights": 300_000,
+        "products": "bf16",
+        "kernels": "on",
+        "gpu_mem_peak_mb": 812.0,
+        "gpu_busy": 0.94,
+        "longest_kernels": ["_gru_layer_backward", "_gru_layer"],
+        "cpu_operators": [],
+    }
     return row | changed
 
 
@@ -316,8 +325,10 @@ def test_forty_models_take_at_most_what_their_steps_say(monkeypatch):
     # 4,961 windows: 78 steps of 64; 1,490 validated; 100 epochs
     seconds = 100 * (-(-4961 // 64) * 0.1 + 1490 * 20e-6)
     assert diagnosis.facts["estimates"]["seed-gru"] == {
-        "models": 40, "epochs": 100, "seconds": pytest.approx(seconds)
-    }  # fmt: skip
+        "models": 40,
+        "epochs": 100,
+        "seconds": pytest.approx(seconds),
+    }
     said = " ".join(" ".join(text).split())
     assert (
         "40 models on this Tesla T4: seed-transformer at most 3 min, seed-gru 13 min, seed-lstm 73 min of"

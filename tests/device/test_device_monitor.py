@@ -79,8 +79,9 @@ def test_chips_are_named_with_their_capability_and_none_without_a_driver(monkeyp
         nvmlDeviceGetCudaComputeCapability=lambda handle: facts[handle][1],
     )
     assert list(map(str, monitor_module.chips())) == [
-        "Tesla P100-PCIE-16GB (sm_60)", "NVIDIA GeForce RTX 5090 (sm_120)"
-    ]  # fmt: skip
+        "Tesla P100-PCIE-16GB (sm_60)",
+        "NVIDIA GeForce RTX 5090 (sm_120)",
+    ]
 
     def no_driver():
         raise module.NVMLError("Driver Not Loaded")

@@ -22,15 +22,25 @@ def flowing(text: str) -> str:
 
 
 NOTES = {
-    "batch 4, accumulation 8, hidden 512, 6 layers": {"part": 4, "accumulate": 8, "hidden_dim": 512, "n_layers": 6},
-    "batch 16, accumulation 2, hidden 256, 3 layers": {"part": 16, "accumulate": 2, "hidden_dim": 256, "n_layers": 3},
+    "batch 4, accumulation 8, hidden 512, 6 layers": {
+        "part": 4,
+        "accumulate": 8,
+        "hidden_dim": 512,
+        "n_layers": 6,
+    },
+    "batch 16, accumulation 2, hidden 256, 3 layers": {
+        "part": 16,
+        "accumulate": 2,
+        "hidden_dim": 256,
+        "n_layers": 3,
+    },
     "a small GPU: batch 8, hidden 128, 2 layers": {"part": 8, "hidden_dim": 128, "n_layers": 2},
     "a large GPU: batch 32, hidden 512, 6 layers": {"part": 32, "hidden_dim": 512, "n_layers": 6},
     "out of memory: batch 8, sequence 15": {"part": 8, "context": 15},
     "gradient checkpointing": {"checkpoint_gradients": True},
     "mixed precision off": {"mixed_precision": "off"},
     "learning-rate schedule": {"schedule": "constant"},
-}  # fmt: skip
+}
 """The notes' words -> what they mean: `part` is the notes' batch, the windows of one part of a step."""
 
 
@@ -79,9 +89,13 @@ def test_the_notes_other_names_are_understood(monkeypatch):
     sentence = flowing(GPU.partition("The notes' other names are understood, too:")[2].partition(";")[0])
     names = re.findall(r"`(--[a-z-]+)`", sentence)
     values = {
-        "--batch": "64", "--accumulation-steps": "4", "--num-layers": "3", "--sequence-length": "20",
-        "--learning-rate": "0.002", "--use-wandb": None,
-    }  # fmt: skip
+        "--batch": "64",
+        "--accumulation-steps": "4",
+        "--num-layers": "3",
+        "--sequence-length": "20",
+        "--learning-rate": "0.002",
+        "--use-wandb": None,
+    }
     assert names == [*values]
     given = [word for name, value in values.items() for word in (name, value) if word]
     spec = specification(["--preset", "seed-gru", *given], monkeypatch)
@@ -101,8 +115,13 @@ NVIDIA_SMI = {
 
 
 def test_the_lines_beside_a_training_are_nvidia_smis():
-    lines = [line for block in blocks() if block.page == "docs/gpu.md" and block.kind == "sh"
-             for line in script(block).splitlines() if "nvidia-smi" in line]  # fmt: skip
+    lines = [
+        line
+        for block in blocks()
+        if block.page == "docs/gpu.md" and block.kind == "sh"
+        for line in script(block).splitlines()
+        if "nvidia-smi" in line
+    ]
     plain = [" ".join(shlex.split(line, comments=True)) for line in lines]
     assert {"nvidia-smi -l 1", "watch -n 1 nvidia-smi", "nvidia-smi dmon -s pum", "nvidia-smi pmon -c 1"} <= {
         *plain
@@ -220,9 +239,11 @@ def test_the_lines_of_a_run_are_as_the_page_shows_them():
         GPU.partition("## What a run prints")[2].partition("```text")[2].partition("```")[0].split("\n")[1:3]
     )
     on_gpu = {
-        "gpu_mem_allocated_mb": 2231.6, "gpu_mem_reserved_mb": 3709.8, "gpu_mem_allocated_peak_mb": 4014.9,
+        "gpu_mem_allocated_mb": 2231.6,
+        "gpu_mem_reserved_mb": 3709.8,
+        "gpu_mem_allocated_peak_mb": 4014.9,
         "gpu_util": 94.0,
-    }  # fmt: skip
+    }
     on_cpu = {"rss_mb": 1204.0, "rss_peak_mb": 1310.0, "cpu_util": 95.0}
     assert [line.partition(" s  ")[2] for line in shown] == [
         device_figures(on_gpu, 2),

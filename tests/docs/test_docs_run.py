@@ -59,8 +59,12 @@ append(Path("data"), "spot", "scores", {coin: due.select(*LEDGER_SCHEMA)})
 def cpb(folder, environment, *words):
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", *words],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -134,9 +134,11 @@ def test_every_command_and_option_that_the_documents_name_exists():
 
 
 OF_OTHERS = {
-    "--artifacts-destination": "mlflow server", "--env-manager": "mlflow models", "--gpus": "docker run",
+    "--artifacts-destination": "mlflow server",
+    "--env-manager": "mlflow models",
+    "--gpus": "docker run",
     "--index-url": "pip install",
-}  # fmt: skip
+}
 """Options of other programs that the pages name alone."""
 
 
@@ -227,8 +229,12 @@ def test_every_preset_that_the_documents_set_exists():
 
 def test_every_option_set_on_the_command_line_is_a_field_of_the_preset():
     fields = {*cpbmodels.Preset.__dataclass_fields__, *ALIASES}
-    names = [word.partition("=")[0].replace("-", "_") for _, words in cpb_commands()
-             for flag, word in pairwise(words) if flag == "--set"]  # fmt: skip
+    names = [
+        word.partition("=")[0].replace("-", "_")
+        for _, words in cpb_commands()
+        for flag, word in pairwise(words)
+        if flag == "--set"
+    ]
     assert not [name for name in names if name not in fields and not name.isupper()]
 
 
@@ -237,8 +243,12 @@ def test_every_message_of_the_troubleshooting_table_is_one_of_the_code():
     page = (ROOT / "docs/troubleshooting.md").read_text()
     quoted = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
     assert len(quoted) > 10
-    texts = [text for package in ("flows", "tasks", "schemas", "cpbmodels", "webapp")
-             for path in (ROOT / package).rglob("*.py") for text in _texts(path)]  # fmt: skip
+    texts = [
+        text
+        for package in ("flows", "tasks", "schemas", "cpbmodels", "webapp")
+        for path in (ROOT / package).rglob("*.py")
+        for text in _texts(path)
+    ]
     patterns = {match: re.compile(".*".join(map(re.escape, _parts(match))), re.DOTALL) for match in quoted}
     assert not [match for match, pattern in patterns.items() if not any(map(pattern.search, texts))]
 

@@ -25,9 +25,14 @@ class Cpb:
     def __call__(self, *arguments, timeout=600, **env):
         program = [sys.executable, "-m", "flows.cli"] if env else [self.program]
         return subprocess.run(
-            [*program, *map(str, arguments)], cwd=self.folder, env=self.env | env,
-            capture_output=True, text=True, timeout=timeout, check=False,
-        )  # fmt: skip
+            [*program, *map(str, arguments)],
+            cwd=self.folder,
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
     def json(self, *arguments, code=0, **env):
         done = self(*arguments, "--json", **env)
@@ -37,8 +42,12 @@ class Cpb:
     def start(self, *arguments):
         return subprocess.Popen(
             [sys.executable, "-m", "flows.cli", *map(str, arguments)],
-            cwd=self.folder, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     @staticmethod
     def kill(process):

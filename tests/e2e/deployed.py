@@ -110,16 +110,26 @@ class Deployed:
         program = [sys.executable, "-m", "flows.cli"] if env else [self.programs / "cpb"]
         return subprocess.run(
             [*program, *map(str, arguments)],
-            cwd=self.cwd, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False,
-        )  # fmt: skip
+            cwd=self.cwd,
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
     def prefect(self, *words):
         """Run Prefect's own command line as a client of the server."""
         env = {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.password}
         return subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *map(str, words)], cwd=self.elsewhere,
-            env=self.env | env, capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "prefect", "--no-prompt", *map(str, words)],
+            cwd=self.elsewhere,
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
 
     def json(self, *arguments, code=0, **env):
         """Return the object that `cpb … --json` prints last; `code` is the exit code it must have (None: any)."""

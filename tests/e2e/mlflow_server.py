@@ -36,9 +36,13 @@ def documented_server(folder, database):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
-            ["bash", "-ec", documented(database, port)], cwd=folder, env=kept | {"HOME": str(folder), "PATH": path},
-            stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            ["bash", "-ec", documented(database, port)],
+            cwd=folder,
+            env=kept | {"HOME": str(folder), "PATH": path},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
     def kill():
         os.killpg(server.pid, signal.SIGKILL)

@@ -110,8 +110,10 @@ def test_no_route_answers_without_the_password(deployed):
 
 def test_the_document_names_every_route_that_is_open(deployed):
     """All routes of the application, not only those of its API's description."""
-    listed = "import os; from prefect.server.api.server import create_app; app = create_app(final=True);" \
-        "print(*sorted({r.path for r in app.routes}), sep='\\n')"  # fmt: skip
+    listed = (
+        "import os; from prefect.server.api.server import create_app; app = create_app(final=True);"
+        "print(*sorted({r.path for r in app.routes}), sep='\\n')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", listed],
         env=deployed.env,

@@ -33,8 +33,13 @@ def test_prefects_own_command_runs_the_job_to_completed(project):
     command = f"{project.started['export']} && {sys.executable} -m prefect --no-prompt deployment run"
     done = subprocess.run(
         ["bash", "-c", f"{command} train-all/train-all --watch {options}"],
-        cwd=project.elsewhere, env=project.env, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        cwd=project.elsewhere,
+        env=project.env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     runs = project.runs(deployments={"name": {"any_": ["train-all"]}})
     assert [(run["state"]["type"], run["state"]["name"]) for run in runs] == [("COMPLETED", "Completed")]
@@ -54,8 +59,14 @@ def test_the_cron_schedules_yield_runs(project):
 
 
 def test_a_training_that_is_cancelled_by_prefects_own_command_stops_and_leaves_no_process(project):
-    endless = ["preset=smoke", "source=sim", "coins=BTC", "timeframes=1h", "architectures=gru",
-               'overrides={"epochs": 5000, "patience": 5000}']  # fmt: skip
+    endless = [
+        "preset=smoke",
+        "source=sim",
+        "coins=BTC",
+        "timeframes=1h",
+        "architectures=gru",
+        'overrides={"epochs": 5000, "patience": 5000}',
+    ]
     words = [word for parameter in endless for word in ("--param", parameter)]
     run = project.json("deploy", "run", "train-all", *words)
 

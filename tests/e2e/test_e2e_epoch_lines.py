@@ -13,10 +13,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [
-    sys.executable, "-m", "flows.cli", "train", "BTC", "1h", "--arch", "linear", "--source", "sim", "--preset", "smoke",
-    "--since", "2024-10", "--as-of", "2025-01-01", "--device", "cpu", "--epochs", "45", "--patience", "45",
-    "--accumulate", "2",
-]  # fmt: skip
+    sys.executable,
+    "-m",
+    "flows.cli",
+    "train",
+    "BTC",
+    "1h",
+    "--arch",
+    "linear",
+    "--source",
+    "sim",
+    "--preset",
+    "smoke",
+    "--since",
+    "2024-10",
+    "--as-of",
+    "2025-01-01",
+    "--device",
+    "cpu",
+    "--epochs",
+    "45",
+    "--patience",
+    "45",
+    "--accumulate",
+    "2",
+]
 LINE = re.compile(
     r"linear  epoch (\d+/\d+)  train -?\d+\.\d{4}  val -?\d+\.\d{4}  lr \d\.\de-\d\d  \d+\.\d s  "
     r"CPU [\d,]+ MB, [\d,]+ peak, \d+\.\d of \d+ cores?$"

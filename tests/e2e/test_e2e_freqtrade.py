@@ -87,8 +87,13 @@ def trader(request, tmp_path_factory, forking):
         def run(command, *arguments, timerange):
             done = subprocess.run(
                 command_of(command, "--strategy", STRATEGY.stem, "--timerange", timerange, *arguments),
-                cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False,
-            )  # fmt: skip
+                cwd=folder,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=600,
+                check=False,
+            )
             assert done.returncode == 0, done.stderr[-4000:]
             return " ".join(done.stderr.split()), done.stdout
 
@@ -121,11 +126,21 @@ class Exchange:
             {"filterType": "NOTIONAL", "minNotional": "5", "applyMinToMarket": True},
         ]
         symbols = [
-            {"symbol": f"{coin}USDT", "status": "TRADING", "baseAsset": coin, "quoteAsset": "USDT",
-             "baseAssetPrecision": 8, "quotePrecision": 8, "quoteAssetPrecision": 8, "filters": filters,
-             "orderTypes": ["LIMIT", "MARKET"], "isSpotTradingAllowed": True, "permissionSets": [["SPOT"]]}
+            {
+                "symbol": f"{coin}USDT",
+                "status": "TRADING",
+                "baseAsset": coin,
+                "quoteAsset": "USDT",
+                "baseAssetPrecision": 8,
+                "quotePrecision": 8,
+                "quoteAssetPrecision": 8,
+                "filters": filters,
+                "orderTypes": ["LIMIT", "MARKET"],
+                "isSpotTradingAllowed": True,
+                "permissionSets": [["SPOT"]],
+            }
             for coin in COINS
-        ]  # fmt: skip
+        ]
         return {
             "timezone": "UTC",
             "serverTime": 0,
@@ -139,12 +154,26 @@ def config_of(url):
     pricing = {"price_side": "same", "use_order_book": False}
     api = {"urls": {"api": {"public": f"{url}/api/v3"}}, "options": {"fetchMarkets": {"types": ["spot"]}}}
     return {
-        "stake_currency": "USDT", "stake_amount": "unlimited", "tradable_balance_ratio": 1.0, "max_open_trades": 2,
-        "dry_run": True, "dry_run_wallet": WALLET, "trading_mode": "spot", "dataformat_ohlcv": "feather",
-        "entry_pricing": pricing, "exit_pricing": pricing, "pairlists": [{"method": "StaticPairList"}],
-        "exchange": {"name": "binance", "key": "", "secret": "", "ccxt_config": api,
-                     "enable_ws": False, "pair_whitelist": [f"{coin}/USDT" for coin in COINS]},
-    }  # fmt: skip
+        "stake_currency": "USDT",
+        "stake_amount": "unlimited",
+        "tradable_balance_ratio": 1.0,
+        "max_open_trades": 2,
+        "dry_run": True,
+        "dry_run_wallet": WALLET,
+        "trading_mode": "spot",
+        "dataformat_ohlcv": "feather",
+        "entry_pricing": pricing,
+        "exit_pricing": pricing,
+        "pairlists": [{"method": "StaticPairList"}],
+        "exchange": {
+            "name": "binance",
+            "key": "",
+            "secret": "",
+            "ccxt_config": api,
+            "enable_ws": False,
+            "pair_whitelist": [f"{coin}/USDT" for coin in COINS],
+        },
+    }
 
 
 def trades_of(user):
@@ -180,9 +209,13 @@ def test_a_backtest_trades_with_the_forecasts_stakes_and_stops_and_only_where_th
 
 def test_lookahead_analysis_finds_no_bias(trader):
     said, table = trader.run(
-        "lookahead-analysis", "--minimum-trade-amount", "10", "--targeted-trade-amount", "10",
+        "lookahead-analysis",
+        "--minimum-trade-amount",
+        "10",
+        "--targeted-trade-amount",
+        "10",
         timerange="20250101-20250301",
-    )  # fmt: skip
+    )
     assert "CpbRiskStrategy: no bias detected" in said
     assert re.search(r"CpbRiskStrategy.py\W+CpbRiskStrategy\W+No\W+10\W+0\W+0\W+$", table, re.MULTILINE)
 
@@ -196,9 +229,13 @@ def test_the_analysis_would_find_a_bias(trader):
     path.write_text(honest.replace(line, line + future))
     try:
         said, table = trader.run(
-            "lookahead-analysis", "--minimum-trade-amount", "2", "--targeted-trade-amount", "2",
+            "lookahead-analysis",
+            "--minimum-trade-amount",
+            "2",
+            "--targeted-trade-amount",
+            "2",
             timerange="20250101-20250301",
-        )  # fmt: skip
+        )
     finally:
         path.write_text(honest)
     assert "bias detected!" in said

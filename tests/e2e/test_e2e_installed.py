@@ -64,17 +64,23 @@ class Installed:
         self.work.mkdir()
         (folder / "home").mkdir()
         inherited = {
-            key: value for key, value in os.environ.items()
+            key: value
+            for key, value in os.environ.items()
             if not key.startswith(("CPB_", "MLFLOW_", "PREFECT_", "PYTHON", "HF_", "XDG_"))
-        }  # fmt: skip
+        }
         self.env = inherited | {"HOME": str(folder / "home"), "PREFECT_WORKER_QUERY_SECONDS": "2"}
         self.share = folder / "home/.local/share/cpb"
 
     def cpb(self, *arguments, code=0):
         done = subprocess.run(
             [self.program, *map(str, arguments)],
-            cwd=self.work, env=self.env, capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
+            cwd=self.work,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
         assert done.returncode == code, done.stdout + done.stderr
         assert "installed beside cpb" not in done.stderr
         return done.stdout
@@ -86,9 +92,17 @@ class Installed:
 def _by_pip(folder, wheels, *what):
     _run(sys.executable, "-m", "venv", "--without-pip", folder / "env")
     _run(
-        sys.executable, "-m", "pip", "--python", folder / "env/bin/python", "install", "--no-index",
-        "--find-links", wheels, *what,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        folder / "env/bin/python",
+        "install",
+        "--no-index",
+        "--find-links",
+        wheels,
+        *what,
+    )
     return Installed(folder, folder / "env", folder / "env/bin")
 
 
@@ -127,9 +141,19 @@ def by_uv(folder, wheels, source):
         "UV_TOOL_BIN_DIR": str(folder / "bin"),
     }
     _run(
-        sys.executable, "-m", "uv", "tool", "install", "--python", sys.executable, "--no-index",
-        "--find-links", wheels, source, env=env,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "uv",
+        "tool",
+        "install",
+        "--python",
+        sys.executable,
+        "--no-index",
+        "--find-links",
+        wheels,
+        source,
+        env=env,
+    )
     return Installed(folder, folder / "tools/cpb-forecast", folder / "bin")
 
 
@@ -137,9 +161,16 @@ def by_pipx(folder, wheels, source):
     """`pipx install .`."""
     env = wheelhouse.environment() | {"PIPX_HOME": str(folder / "pipx"), "PIPX_BIN_DIR": str(folder / "bin")}
     _run(
-        sys.executable, "-m", "pipx", "install", "--python", sys.executable,
-        f"--pip-args=--no-index --find-links {wheels}", source, env=env,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "pipx",
+        "install",
+        "--python",
+        sys.executable,
+        f"--pip-args=--no-index --find-links {wheels}",
+        source,
+        env=env,
+    )
     return Installed(folder, folder / "pipx/venvs/cpb-forecast", folder / "bin")
 
 
@@ -157,9 +188,17 @@ def installed(tmp_path_factory, wheels):
     folder = tmp_path_factory.mktemp("installed")
     source = _source(folder / "source")
     _run(
-        sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir",
-        folder / "dist", source,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        folder / "dist",
+        source,
+    )
     shutil.rmtree(source)
     made = _by_pip(folder, wheels, *(folder / "dist").glob("*.whl"))
     made.cpb("demo")
@@ -170,9 +209,13 @@ def test_every_module_and_file_is_in_the_environment_and_none_of_the_clone_is_us
     code = "import importlib, sys; print(*(importlib.import_module(n).__file__ for n in sys.argv[1:]), sep=chr(10))"
     names = ("flows.cli", "tasks.storage.wheel", "schemas.scope", "webapp.app", "cpbmodels.data.columns")
     shown = subprocess.run(
-        [installed.python, "-c", code, *names], cwd=installed.work, env=installed.env, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+        [installed.python, "-c", code, *names],
+        cwd=installed.work,
+        env=installed.env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert all(Path(line).is_relative_to(installed.packages) for line in shown.stdout.split())
     have = {path.relative_to(installed.packages).as_posix() for path in installed.packages.rglob("*")}
     kinds = (".py", ".js", ".css", ".html", ".svg")
@@ -194,9 +237,11 @@ def test_the_page_is_served_with_its_files(installed):
     ) as served:
         try:
             client = httpx.Client(
-                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30,
+                base_url=f"http://127.0.0.1:{port}",
+                trust_env=False,
+                timeout=30,
                 transport=httpx.HTTPTransport(retries=8),
-            )  # fmt: skip
+            )
             assert "<title>" in client.get("/").text
             for path in (ROOT / "webapp/static").glob("*.js"):
                 assert client.get(f"/static/{path.name}").text == path.read_text()

@@ -23,9 +23,13 @@ def start(tmp_path):
 
     def begin(*arguments, **more):
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *map(str, arguments)], cwd=tmp_path, env=env | more, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+            cwd=tmp_path,
+            env=env | more,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     return begin
 
@@ -39,10 +43,31 @@ def test_a_training_whose_server_dies_says_why_it_ends(start, tmp_path):
             "MLFLOW_TRACKING_PASSWORD": password,
         }
         training = start(
-            "train-all", "--source", "sim", "--coins", "BTC", "--timeframes", "1h", "--preset", "smoke", "--since",
-            "2025-01", "--as-of", "2025-04-01", "--architectures", "gru", "--device", "cpu", "--json",
-            "--set", f"max_epochs={epochs}", "--set", f"patience={epochs}", CPB_HOME=str(tmp_path / "data"), **place,
-        )  # fmt: skip
+            "train-all",
+            "--source",
+            "sim",
+            "--coins",
+            "BTC",
+            "--timeframes",
+            "1h",
+            "--preset",
+            "smoke",
+            "--since",
+            "2025-01",
+            "--as-of",
+            "2025-04-01",
+            "--architectures",
+            "gru",
+            "--device",
+            "cpu",
+            "--json",
+            "--set",
+            f"max_epochs={epochs}",
+            "--set",
+            f"patience={epochs}",
+            CPB_HOME=str(tmp_path / "data"),
+            **place,
+        )
         trains = (tmp_path / "data").glob
         wait_until(lambda: training.poll() is not None or list(trains("sim/fleets/*/checkpoints/*/*")), 200)
         assert training.poll() is None, training.communicate()
@@ -66,13 +91,26 @@ def test_forecasts_go_on_between_two_runs_while_the_server_is_away(start, tmp_pa
 
     with documented_server(tmp_path / "head", f"sqlite:///{tmp_path}/mlflow.db") as (_, url, password, kill):
         place = {
-            "MLFLOW_TRACKING_URI": url, "MLFLOW_TRACKING_USERNAME": "cpb", "MLFLOW_TRACKING_PASSWORD": password,
+            "MLFLOW_TRACKING_URI": url,
+            "MLFLOW_TRACKING_USERNAME": "cpb",
+            "MLFLOW_TRACKING_PASSWORD": password,
             "CPB_HOME": str(tmp_path / "data"),
-        }  # fmt: skip
+        }
         training = start(
-            "train-all", *scope, "--preset", "smoke", "--since", "2025-01", "--as-of", "2025-04-01",
-            "--architectures", "har", "--device", "cpu", **place,
-        )  # fmt: skip
+            "train-all",
+            *scope,
+            "--preset",
+            "smoke",
+            "--since",
+            "2025-01",
+            "--as-of",
+            "2025-04-01",
+            "--architectures",
+            "har",
+            "--device",
+            "cpu",
+            **place,
+        )
         out, said = training.communicate(timeout=300)
         assert training.returncode == 0, out + said
         first, said = forecast("02", **place)

@@ -75,14 +75,24 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     spec = RunSpec(
-        coins="BTC,NOPECOIN", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
-        since="2024-09", as_of="2025-01-01", overrides={"epochs": 1},
-    )  # fmt: skip
+        coins="BTC,NOPECOIN",
+        timeframes="1h",
+        architectures="linear,robust-har",
+        preset="smoke",
+        source="sim",
+        since="2024-09",
+        as_of="2025-01-01",
+        overrides={"epochs": 1},
+    )
     result = in_prefect(train_all, spec)
     assert result["exit"] == 3
     names = {
-        "features sim-BTCUSDT-1h", "train linear", "train robust-har", "evaluate linear", "evaluate robust-har",
-    }  # fmt: skip
+        "features sim-BTCUSDT-1h",
+        "train linear",
+        "train robust-har",
+        "evaluate linear",
+        "evaluate robust-har",
+    }
     page = Page("train-all", names)
     assert page.run.state.name == "Partial"
     assert "prefect.flow-run.Partial" in page.events  # on which an automation may hang

@@ -52,9 +52,14 @@ class Machine:
     def start(self, *arguments, code="", program=None, **env):
         run = program or [sys.executable, *(["-c", code] if code else ["-m", "flows.cli"])]
         return subprocess.Popen(
-            [*run, *map(str, arguments)], cwd=self.folder, env=self.env | env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*run, *map(str, arguments)],
+            cwd=self.folder,
+            env=self.env | env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def __call__(self, *arguments, exit_code=0, **env):
         """Run a command and return the object that it prints last."""
@@ -82,16 +87,23 @@ def world(tmp_path_factory, forking):
             deployed.up()
             with documented_server(place / "head", database("mlflow")) as (_, url, password, _):
                 shared = {
-                    "MLFLOW_TRACKING_URI": url, "MLFLOW_TRACKING_USERNAME": "cpb", "MLFLOW_TRACKING_PASSWORD": password,
-                }  # fmt: skip
+                    "MLFLOW_TRACKING_URI": url,
+                    "MLFLOW_TRACKING_USERNAME": "cpb",
+                    "MLFLOW_TRACKING_PASSWORD": password,
+                }
                 machines = [Machine(place / name, shared, [forking / "cpb"]) for name in ("one", "two")]
                 # at once, on a database without an experiment
                 begun = [machine.start(*TRAIN) for machine in machines]
                 trained = [ended(process) for process in begun]
                 yield {
-                    "head": place / "head/mlflow", "url": url, "password": password, "database": database,
-                    "deployed": deployed, "machines": machines, "trained": trained,
-                }  # fmt: skip
+                    "head": place / "head/mlflow",
+                    "url": url,
+                    "password": password,
+                    "database": database,
+                    "deployed": deployed,
+                    "machines": machines,
+                    "trained": trained,
+                }
         finally:
             assert deployed.close() == []
 
@@ -148,9 +160,20 @@ def ask(
 def test_an_attacker_of_mlflows_server_gets_nothing(world):
     right = f"cpb:{world['password']}"
     assert ask(world, auth=right).status_code == 200
-    routes = ["/", "/graphql", "/get-artifact?path=x&run_uuid=x", "/api/2.0/mlflow/runs/search",
-              "/ajax-api/2.0/mlflow/experiments/search", "/api/2.0/mlflow-artifacts/artifacts", "/signup", "/version",
-              "/metrics", "/openapi.json", "/docs", "/v1/traces"]  # fmt: skip
+    routes = [
+        "/",
+        "/graphql",
+        "/get-artifact?path=x&run_uuid=x",
+        "/api/2.0/mlflow/runs/search",
+        "/ajax-api/2.0/mlflow/experiments/search",
+        "/api/2.0/mlflow-artifacts/artifacts",
+        "/signup",
+        "/version",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/v1/traces",
+    ]
     for route in routes:
         for method in ("GET", "POST", "PUT", "DELETE"):
             for auth in ("", "cpb:guess", "admin:password1234"):
@@ -170,8 +193,12 @@ def test_no_secret_is_shown_or_kept(world):
     assert "mlflow server" in shown
     secrets = ["hunter2", world["password"], base64.b64encode(f"cpb:{world['password']}".encode()).decode()]
     assert not [secret for secret in secrets if secret in shown]
-    folders = [world["head"] / "artifacts", *(machine.folder for machine in world["machines"]),
-               world["deployed"].home, world["deployed"].state]  # fmt: skip
+    folders = [
+        world["head"] / "artifacts",
+        *(machine.folder for machine in world["machines"]),
+        world["deployed"].home,
+        world["deployed"].state,
+    ]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 50
     kept = [path for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)]

@@ -23,10 +23,17 @@ SMALL = ("--timeframes", "1h", "--preset", "smoke", "--architectures", "linear,h
 def hours_of(month):
     """One month of 1h candles of the simulator."""
     quarters = quarter_hours("BTCUSDT", month)
-    return quarters.group_by_dynamic("open_time", every="1h").agg(
-        pl.col("open").first(), pl.col("high").max(), pl.col("low").min(), pl.col("close").last(),
-        pl.exclude("open", "high", "low", "close", "open_time").sum(),
-    ).select(quarters.columns)  # fmt: skip
+    return (
+        quarters.group_by_dynamic("open_time", every="1h")
+        .agg(
+            pl.col("open").first(),
+            pl.col("high").max(),
+            pl.col("low").min(),
+            pl.col("close").last(),
+            pl.exclude("open", "high", "low", "close", "open_time").sum(),
+        )
+        .select(quarters.columns)
+    )
 
 
 def write_month(root, symbol, month):
@@ -71,8 +78,19 @@ def metrics_of(folder):
 
 
 def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
-    command = ("train-all", "--source", "sim", "--coins", "BTC,ETH", "--timeframes", "1h", "--preset", "smoke",
-               "--architectures", "gru,har")  # fmt: skip
+    command = (
+        "train-all",
+        "--source",
+        "sim",
+        "--coins",
+        "BTC,ETH",
+        "--timeframes",
+        "1h",
+        "--preset",
+        "smoke",
+        "--architectures",
+        "gru,har",
+    )
     started = time.monotonic()
     assert cpb.start(*command).wait(600) == 0
     whole = time.monotonic() - started

@@ -34,10 +34,16 @@ def check(figure):
 
 def candles(count, price=100.0, step=timedelta(hours=1)):
     rows = [
-        {"open_time": START + i * step, "open": price, "high": price * 1.02, "low": price * 0.97,
-         "close": price * (1 + 0.01 * math.sin(i)), "volume": 5.0 * i}
+        {
+            "open_time": START + i * step,
+            "open": price,
+            "high": price * 1.02,
+            "low": price * 0.97,
+            "close": price * (1 + 0.01 * math.sin(i)),
+            "volume": 5.0 * i,
+        }
         for i in range(count)
-    ]  # fmt: skip
+    ]
     names = ("open", "high", "low", "close", "volume")
     return pl.DataFrame(
         rows, schema={"open_time": pl.Datetime("us", "UTC"), **dict.fromkeys(names, pl.Float64)}
@@ -46,10 +52,15 @@ def candles(count, price=100.0, step=timedelta(hours=1)):
 
 def frame(issued, price=100.0, steps=10, step=timedelta(hours=1)):
     rows = [
-        {"issued_at": issued, "step": k, "target_time": issued + k * step, "last_close": price,
-         **{name: price * (1 + (i - 9) * 0.001 * math.sqrt(k)) for i, name in enumerate(QUANTILE_COLUMNS)}}
+        {
+            "issued_at": issued,
+            "step": k,
+            "target_time": issued + k * step,
+            "last_close": price,
+            **{name: price * (1 + (i - 9) * 0.001 * math.sqrt(k)) for i, name in enumerate(QUANTILE_COLUMNS)},
+        }
         for k in range(1, steps + 1)
-    ]  # fmt: skip
+    ]
     return pl.DataFrame(rows)
 
 
@@ -126,9 +137,13 @@ def test_the_record_is_drawn_with_its_interval_where_there_is_one(count, bounded
 
 def decision(outcome, day, number="7", reason="CRPS ratio 0.99 <b>better</b>"):
     return Decision(
-        series=SeriesId("spot", "BTCUSDT", "1h"), outcome=outcome, rule="r", version_number=number, reason=reason,
+        series=SeriesId("spot", "BTCUSDT", "1h"),
+        outcome=outcome,
+        rule="r",
+        version_number=number,
+        reason=reason,
         decided_at=START + timedelta(days=day),
-    )  # fmt: skip
+    )
 
 
 def test_decisions_are_marked_by_outcome_and_their_reasons_are_text():
@@ -142,8 +157,15 @@ def test_decisions_are_marked_by_outcome_and_their_reasons_are_text():
 
 
 def row(name, ratio, low=None, high=None, **more):
-    return {"architecture": name, "timeframe": "1h", "symbol": name, "crps_ratio": ratio,
-            "crps_ratio_low": low, "crps_ratio_high": high, **more}  # fmt: skip
+    return {
+        "architecture": name,
+        "timeframe": "1h",
+        "symbol": name,
+        "crps_ratio": ratio,
+        "crps_ratio_low": low,
+        "crps_ratio_high": high,
+        **more,
+    }
 
 
 def test_the_board_has_the_best_on_top_and_tells_verdicts_apart_without_colour():

@@ -8,14 +8,29 @@ from flows.console import fitting
 from schemas.errors import p_value
 
 ROW = {
-    "place": "15m", "architecture": "har-universal", "preset": "default", "trained": "20 coins", "crps_ratio": 0.993,
-    "interval": "[0.9900, 0.9960]", "verdict": "better", "better_share": 1.0, "mae_ratio": 0.9993,
-    "directional_accuracy": 0.5, "coverage_80": 0.8, "windows_per_s": 1234, "train_seconds": 3.1, "rss_peak_mb": 300,
-}  # fmt: skip
+    "place": "15m",
+    "architecture": "har-universal",
+    "preset": "default",
+    "trained": "20 coins",
+    "crps_ratio": 0.993,
+    "interval": "[0.9900, 0.9960]",
+    "verdict": "better",
+    "better_share": 1.0,
+    "mae_ratio": 0.9993,
+    "directional_accuracy": 0.5,
+    "coverage_80": 0.8,
+    "windows_per_s": 1234,
+    "train_seconds": 3.1,
+    "rss_peak_mb": 300,
+}
 BACKTEST = {
-    "timeframe": "1h", "model": "har-universal", "crps_ratio": 0.9936, "interval": "[0.9890, 0.9983]",
-    "finding": "no different", "p": "<.001",
-}  # fmt: skip
+    "timeframe": "1h",
+    "model": "har-universal",
+    "crps_ratio": 0.9936,
+    "interval": "[0.9890, 0.9983]",
+    "finding": "no different",
+    "p": "<.001",
+}
 
 
 def width_of(columns, row):
@@ -43,10 +58,19 @@ def test_a_p_value_is_never_zero(p, shown):
 
 def test_people_see_a_backtest_as_a_table_with_the_best_first(capsys):
     row = {
-        "crps_ratio": 1.0, "interval": [0.99, 1.01], "verdict": "no different from the random walk (x)", "p": 0.0,
-        "coins": 2, "coins_below_one": 0.5, "mae_ratio": 1.0, "directional_accuracy": 0.5, "coverage_80": 0.8,
-        "coverage_90": 0.9, "tail_pinball_ratio": 1.0, "n": 123456,
-    }  # fmt: skip
+        "crps_ratio": 1.0,
+        "interval": [0.99, 1.01],
+        "verdict": "no different from the random walk (x)",
+        "p": 0.0,
+        "coins": 2,
+        "coins_below_one": 0.5,
+        "mae_ratio": 1.0,
+        "directional_accuracy": 0.5,
+        "coverage_80": 0.8,
+        "coverage_90": 0.9,
+        "tail_pinball_ratio": 1.0,
+        "n": 123456,
+    }
     better = row | {"crps_ratio": 0.9, "verdict": "better than the random walk (x)"}
     _print_board({"random-walk": {"1h": row}, "har": {"1h": better}})
     out = capsys.readouterr().out

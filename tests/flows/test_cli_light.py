@@ -13,9 +13,19 @@ from flows.cli import app
 from schemas.errors import CpbError
 
 HEAVY = (
-    "torch", "prefect", "mlflow", "pandera", "polars", "matplotlib", "pandas", "fastapi", "numpy", "safetensors",
-    "schemas.handover", "ctypes",
-)  # fmt: skip
+    "torch",
+    "prefect",
+    "mlflow",
+    "pandera",
+    "polars",
+    "matplotlib",
+    "pandas",
+    "fastapi",
+    "numpy",
+    "safetensors",
+    "schemas.handover",
+    "ctypes",
+)
 
 
 def run(*arguments, code=None):
@@ -94,8 +104,13 @@ def test_with_json_an_error_is_the_object_on_the_last_line(monkeypatch, cpb_here
     assert (code, out) == (2, "")
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "data/x.parquet"),
-                                   PermissionError(13, "Permission denied", "data/x.parquet")])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device", "data/x.parquet"),
+        PermissionError(13, "Permission denied", "data/x.parquet"),
+    ],
+)
 def test_a_full_or_forbidden_disk_is_one_sentence(monkeypatch, cpb_here, error):
     fail_with(monkeypatch, error)
     code, out, err = cpb_here("doctor", "--json")
@@ -172,9 +187,13 @@ def test_credentials_in_a_wrong_command_line_are_not_shown(monkeypatch, cpb_here
 
 @pytest.mark.parametrize(
     ("words", "field"),
-    [(["promote", "BTC"], "timeframe"), (["nonsense"], ""), (["serve", "--port", "0"], "port"),
-     (["train-all", "--sede", "1"], "--sede")],
-)  # fmt: skip
+    [
+        (["promote", "BTC"], "timeframe"),
+        (["nonsense"], ""),
+        (["serve", "--port", "0"], "port"),
+        (["train-all", "--sede", "1"], "--sede"),
+    ],
+)
 def test_a_wrong_command_line_is_an_object_for_programs_too(monkeypatch, cpb_here, words, field):
     code, out, err = cpb_here(*words, "--json")
     assert code == 2

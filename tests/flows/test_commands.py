@@ -110,11 +110,14 @@ def test_a_board_that_cannot_be_is_one_sentence(cpb, words, code, field):
     ("words", "module", "spec"),
     [
         (["demo"], "train_all", RunSpec(coins="BTC,ETH", preset="smoke", source="sim")),
-        (["train-all", "--preset", "smoke", "--set", "dtype=float64", "--set", "epochs=5"], "train_all",
-         RunSpec(preset="smoke", dtype="float64", overrides={"epochs": 5})),
+        (
+            ["train-all", "--preset", "smoke", "--set", "dtype=float64", "--set", "epochs=5"],
+            "train_all",
+            RunSpec(preset="smoke", dtype="float64", overrides={"epochs": 5}),
+        ),
         (["backtest", "--folds", "2"], "backtest", BacktestSpec(folds=2)),
     ],
-)  # fmt: skip
+)
 def test_a_command_runs_directly_or_on_the_server_in_use_and_demo_always_directly(
     cpb, monkeypatch, words, module, spec, server
 ):

@@ -20,9 +20,15 @@ from tasks.running.parallel import Progress
 
 @pytest.mark.parametrize(
     ("number", "noun", "said"),
-    [(0, "member", "0 members"), (1, "member", "1 member"), (2, "member", "2 members"), (1, "series", "1 series"),
-     (3, "series", "3 series"), (1200, "forecast row", "1,200 forecast rows")],
-)  # fmt: skip
+    [
+        (0, "member", "0 members"),
+        (1, "member", "1 member"),
+        (2, "member", "2 members"),
+        (1, "series", "1 series"),
+        (3, "series", "3 series"),
+        (1200, "forecast row", "1,200 forecast rows"),
+    ],
+)
 def test_numbers_come_with_their_noun(number, noun, said):
     assert count(number, noun) == said
 

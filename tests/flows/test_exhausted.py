@@ -18,11 +18,14 @@ import flows.cli.app
 ERRORS = {
     "python": (MemoryError(), "out-of-memory"),
     "numpy": (np._core._exceptions._ArrayMemoryError((1 << 40,), np.dtype("f8")), "out-of-memory"),
-    "torch": (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "out-of-memory"),
+    "torch": (
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        "out-of-memory",
+    ),
     "gpu": (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out-of-memory"),
     "sqlite": (sqlite3.OperationalError("database or disk is full"), "disk-full"),
     "polars": (pl.exceptions.ComputeError("No space left on device (os error 28)"), "disk-full"),
-}  # fmt: skip
+}
 
 
 def run(monkeypatch, capsys, error):
@@ -67,9 +70,23 @@ def test_a_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_pa
         k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
     }
     command = [
-        forking / "cpb", "train-all", "--coins", "BTC,ETH", "--timeframes", "1h", "--source", "sim",
-        "--since", "2025-02", "--as-of", "2025-05-20", "--architectures", "linear,robust-har", "--preset", "smoke",
-    ]  # fmt: skip
+        forking / "cpb",
+        "train-all",
+        "--coins",
+        "BTC,ETH",
+        "--timeframes",
+        "1h",
+        "--source",
+        "sim",
+        "--since",
+        "2025-02",
+        "--as-of",
+        "2025-05-20",
+        "--architectures",
+        "linear,robust-har",
+        "--preset",
+        "smoke",
+    ]
     try:
         full = subprocess.run(command, cwd=disk, env=env, capture_output=True, text=True, check=False)
         assert full.returncode in (1, 3)

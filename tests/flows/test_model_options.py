@@ -258,10 +258,19 @@ def test_the_notes_own_options_train_what_they_say():
         *NOTES.split(), "BTCUSDT", "1h", "--arch", "lstm", "--source", "sim", "--use-wandb"
     )
     assert spec.overrides == {
-        "batch_size": 16, "hidden_dim": 256, "n_layers": 3, "mixed_precision": False, "epochs": 5, "lr": 1e-3,
-        "schedule": "cosine", "accumulate": 2, "checkpoint_gradients": True, "dropout": 0.1, "context": 20,
+        "batch_size": 16,
+        "hidden_dim": 256,
+        "n_layers": 3,
+        "mixed_precision": False,
+        "epochs": 5,
+        "lr": 1e-3,
+        "schedule": "cosine",
+        "accumulate": 2,
+        "checkpoint_gradients": True,
+        "dropout": 0.1,
+        "context": 20,
         "patience": 10,
-    }  # fmt: skip
+    }
     assert (spec.seed, spec.dtype, spec.coins, spec.timeframes, spec.wandb) == (
         1,
         "float64",
@@ -280,8 +289,11 @@ def test_the_notes_own_options_train_what_they_say():
         "50",
     )
     assert command_of(RunSpec)("--arch", "gru", *other).overrides == {
-        "n_layers": 3, "context": 20, "accumulate": 2, "epochs": 50,
-    }  # fmt: skip
+        "n_layers": 3,
+        "context": 20,
+        "accumulate": 2,
+        "epochs": 50,
+    }
 
 
 @pytest.mark.parametrize(

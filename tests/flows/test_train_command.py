@@ -124,23 +124,49 @@ def test_it_prints_the_member_and_its_scores(trained, end_of):
     code, told, _ = end_of("BTCUSDT", "1h", *words)
     assert code == 0
     assert told == {
-        "architecture": "gru", "preset": "seed-gru", "market": "sim", "symbol": "BTCUSDT", "timeframe": "1h",
-        "epochs_run": 2, "train_loss": 1.0, "val_loss": 2.5, "best_epoch": 2, "best_val_loss": 2.5,
-        "windows_per_s": 10.0, "memory": {"rss_peak_mb": 5.0}, "device": "cpu",
+        "architecture": "gru",
+        "preset": "seed-gru",
+        "market": "sim",
+        "symbol": "BTCUSDT",
+        "timeframe": "1h",
+        "epochs_run": 2,
+        "train_loss": 1.0,
+        "val_loss": 2.5,
+        "best_epoch": 2,
+        "best_val_loss": 2.5,
+        "windows_per_s": 10.0,
+        "memory": {"rss_peak_mb": 5.0},
+        "device": "cpu",
         "stopped": "no better validation loss for 2 epochs",
         "history": [{"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5}],
         "cost": {
-            "seconds": 66.54, "windows_per_s": 10.0, "device": "cpu", "rss_peak_mb": 5.0,
-            "gpu_mem_allocated_peak_mb": None, "best_epoch": 2, "epochs_run": 2, "epochs_of": None,
+            "seconds": 66.54,
+            "windows_per_s": 10.0,
+            "device": "cpu",
+            "rss_peak_mb": 5.0,
+            "gpu_mem_allocated_peak_mb": None,
+            "best_epoch": 2,
+            "epochs_run": 2,
+            "epochs_of": None,
         },
-        "verdict": "better than the random walk", "test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8,
-        "test_crps_ratio_high": 0.95, "run_id": "r1",
-        "model_folder": str(trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"), "exit": 0,
-    }  # fmt: skip
+        "verdict": "better than the random walk",
+        "test_crps_ratio": 0.9,
+        "test_crps_ratio_low": 0.8,
+        "test_crps_ratio_high": 0.95,
+        "run_id": "r1",
+        "model_folder": str(trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"),
+        "exit": 0,
+    }
     assert trained.asked["spec"] == TrainSpec(
-        coins="BTCUSDT", timeframes="1h", architectures="gru", preset="seed-gru", source="sim", seed=7,
-        overrides={"epochs": 2}, dtype="float64",
-    )  # fmt: skip
+        coins="BTCUSDT",
+        timeframes="1h",
+        architectures="gru",
+        preset="seed-gru",
+        source="sim",
+        seed=7,
+        overrides={"epochs": 2},
+        dtype="float64",
+    )
     assert (trained.asked["resume"], trained.asked["name"], trained.asked["finished"]) == (
         "forget",
         "train",
@@ -256,9 +282,13 @@ def test_without_epochs_there_is_no_loss_to_follow(trained, cpb_here):
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
-        ([], ""), ([1.0], "▁"), ([1.0, 1.0], "▁▁"), ([1.0, 2.0, 8.0], "▁▂█"), ([2.0, float("nan"), 1.0], "█ ▁"),
+        ([], ""),
+        ([1.0], "▁"),
+        ([1.0, 1.0], "▁▁"),
+        ([1.0, 2.0, 8.0], "▁▂█"),
+        ([2.0, float("nan"), 1.0], "█ ▁"),
     ],
-)  # fmt: skip
+)
 def test_a_sparkline_spans_the_losses(values, shown):
     from flows.train_one import sparkline
 

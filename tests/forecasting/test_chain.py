@@ -276,13 +276,14 @@ ROW_DAMAGE = {
     "a role": (lambda rows: rows.with_columns(role=pl.lit("other")), "row 1, "),
     "the order": (lambda rows: rows.reverse(), "row 1, "),
     "rows added": (
-        lambda rows: pl.concat([rows, rows_at(30)]), "row 61 and the rows after it have no line in the chain"
+        lambda rows: pl.concat([rows, rows_at(30)]),
+        "row 61 and the rows after it have no line in the chain",
     ),
     "rows dropped": (
         lambda rows: rows[:-10],
         "row 51, or a later row of the same batch, is missing or differs from line 10 of the chain",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ROW_DAMAGE)

@@ -36,17 +36,26 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 PAST = 1300
 """Candles before the first forecast."""
 PROMISE = JudgedMetrics(
-    n=2000, crps_ratio=1.0, crps_ratio_low=0.99, crps_ratio_high=1.01, tail_ratio=1.0,
-    coverage={band: band / 100 for band in BANDS}, coverage_step_1={band: band / 100 for band in BANDS},
-)  # fmt: skip
+    n=2000,
+    crps_ratio=1.0,
+    crps_ratio_low=0.99,
+    crps_ratio_high=1.01,
+    tail_ratio=1.0,
+    coverage={band: band / 100 for band in BANDS},
+    coverage_step_1={band: band / 100 for band in BANDS},
+)
 
 
 def reference(series=PEPE, promised=PROMISE):
     walk = np.sqrt(np.arange(1, HORIZON + 1))[:, None] * np.linspace(-1.6, 1.6, 19)
     return Reference(
-        series=series, table=tuple(map(tuple, walk.tolist())), decay=0.96, origins=2000, span=(0, 1),
+        series=series,
+        table=tuple(map(tuple, walk.tolist())),
+        decay=0.96,
+        origins=2000,
+        span=(0, 1),
         promised=promised,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -194,8 +203,13 @@ def test_a_record_of_an_older_version_goes_on_and_learns_the_weights(tmp_path):
 def test_drifted_ends_only_when_the_evidence_has_gone(tmp_path):
     watch = follow(None, model(), reference())
     steps = (
-        (1.5, "fine"), (2.5, "watch"), (11.0, "drifted"), (3.0, "drifted"), (0.9, "fine"), (3.0, "watch"),
-    )  # fmt: skip
+        (1.5, "fine"),
+        (2.5, "watch"),
+        (11.0, "drifted"),
+        (3.0, "drifted"),
+        (0.9, "fine"),
+        (3.0, "watch"),
+    )
     for bands, state in steps:
         watch = judge(watch.model_copy(update={"bands": 99.0, "excess": bands}), FIRST)
         assert watch.state == state

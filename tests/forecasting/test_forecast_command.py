@@ -115,8 +115,9 @@ def test_a_forecast_after_candles_that_stand_still_is_made_and_says_so(standing,
     assert (code, told["exit"], told["failed"]) == (0, 0, [])
     assert [text[: len(NOTE) + 12] for text in told["standing"]] == [f"BTCUSDT 1h: {NOTE}"]
     assert {(row["symbol"], row["standing"], row["weights_sha256"]) for row in told["rows"]} == {
-        ("BTCUSDT", 7, WEIGHTS), ("PEPEUSDT", 5, WEIGHTS),
-    }  # fmt: skip
+        ("BTCUSDT", 7, WEIGHTS),
+        ("PEPEUSDT", 5, WEIGHTS),
+    }
 
 
 @pytest.mark.parametrize(("coin", "exit_code"), [("BTC", 3), ("PEPE", 0)])

@@ -69,10 +69,8 @@ def test_markets_lie_apart_and_never_share_a_file(tmp_path):
     assert series_with_forecasts(tmp_path, "um") == [UM_PEPE]
     assert [read(tmp_path, s)["last_close"][0] for s in everything] == [1.0, 2.0, 3.0, 4.0]
     assert [f.parent.parent.parent for f in files_of(tmp_path, "")] == [
-        tmp_path / tree for tree in (
-            *["forecasts"] * 2, "forecasts-um", "sim/forecasts"
-        )
-    ]  # fmt: skip
+        tmp_path / tree for tree in (*["forecasts"] * 2, "forecasts-um", "sim/forecasts")
+    ]
 
 
 def test_rows_are_stored_under_their_own_series_alone(tmp_path):

@@ -118,10 +118,16 @@ def test_newer_rows_are_appended_and_the_older_ones_stay_to_the_byte(home):
 @pytest.mark.parametrize(
     ("row", "column", "value"),
     [
-        (3, "weights_sha256", WEIGHTS), (3, "standing", 0), (25, "weights_sha256", "a" * 64), (25, "standing", 8),
-        (25, "weights_sha256", None), (25, "standing", None), (3, "q50", 1.0), (25, "role", None),
+        (3, "weights_sha256", WEIGHTS),
+        (3, "standing", 0),
+        (25, "weights_sha256", "a" * 64),
+        (25, "standing", 8),
+        (25, "weights_sha256", None),
+        (25, "standing", None),
+        (3, "q50", 1.0),
+        (25, "role", None),
     ],
-)  # fmt: skip
+)
 def test_no_cell_of_older_or_newer_rows_can_be_changed(home, row, column, value):
     append(home, PEPE, rows_at(6, standing=7))
     path = home / f"{JUNE}.parquet"

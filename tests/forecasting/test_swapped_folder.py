@@ -72,9 +72,11 @@ def made(tmp_path_factory):
     for version in (1, 2):
         model = replace(member, table=member.table * version, touch=member.touch * version)
         about = {
-            "model_version": f"{BTC.registered}/{version}", "market": "spot", "symbol": "BTCUSDT",
+            "model_version": f"{BTC.registered}/{version}",
+            "market": "spot",
+            "symbol": "BTCUSDT",
             "verdict": f"verdict {version}",
-        }  # fmt: skip
+        }
         place = model.save(folder / f"hub-{version}" / "BTCUSDT" / "1h", about)
         write_reference(place, reference(version))
     month = BTC.folder(folder, "klines") / "2025-05.parquet"
@@ -203,8 +205,10 @@ def test_rows_are_wholly_of_the_old_or_wholly_of_the_new_model(home, made, swap)
     replaced(home)
     new = issued(home)
     assert list(old[:3]) == [
-        f"{BTC.registered}/1", file_digest(made / "hub-1/BTCUSDT/1h" / WEIGHTS), "verdict 1"
-    ]  # fmt: skip
+        f"{BTC.registered}/1",
+        file_digest(made / "hub-1/BTCUSDT/1h" / WEIGHTS),
+        "verdict 1",
+    ]
     assert all(a != b for a, b in zip(old, new, strict=True))
 
     seen = list(moments(home, made, swap, issued))

@@ -144,8 +144,11 @@ def test_a_changed_bit_is_named(demo):
     before = copy.all_items()
     assert differences(before, demo.all_items()) == []
 
-    (model,) = [p.parent for p in copy.home.glob("fleets/*/members/*ETHUSDT-1h/model/config.json")
-                if json.loads(p.read_text())["architecture"] == "gru"]  # fmt: skip
+    (model,) = [
+        p.parent
+        for p in copy.home.glob("fleets/*/members/*ETHUSDT-1h/model/config.json")
+        if json.loads(p.read_text())["architecture"] == "gru"
+    ]
     tensors = load_file(model / "model.safetensors")
     tensors["weights.out.bias"].view(np.int32)[0, 0, 2] ^= 1
     save_file(tensors, model / "model.safetensors")

@@ -13,9 +13,16 @@ import torch
 from safetensors.numpy import load_file
 
 FIGURES = (
-    "crps_ratio", "crps_ratio_low", "crps_ratio_high", "p_value", "better_share", "mae_ratio", "directional_accuracy",
-    "coverage_80", "coverage_90",
-)  # fmt: skip
+    "crps_ratio",
+    "crps_ratio_low",
+    "crps_ratio_high",
+    "p_value",
+    "better_share",
+    "mae_ratio",
+    "directional_accuracy",
+    "coverage_80",
+    "coverage_90",
+)
 TOLERANCE = 1e-6
 
 

@@ -77,8 +77,10 @@ def pip(requirement, *options, **env):
     """Install with this environment's pip."""
     return subprocess.run(
         [sys.executable, "-m", "pip", "install", *options, requirement],
-        env=environment(PIP_CONFIG_FILE=os.devnull, PIP_NO_CACHE_DIR="1", **env), capture_output=True, text=True,
-    )  # fmt: skip
+        env=environment(PIP_CONFIG_FILE=os.devnull, PIP_NO_CACHE_DIR="1", **env),
+        capture_output=True,
+        text=True,
+    )
 
 
 def requirement_of(tree):
@@ -110,8 +112,10 @@ def test_the_code_of_the_card_forecasts_after_the_last_closed_candle(hub, binanc
     ran = subprocess.run(
         [sys.executable, "-c", BINANCE_HERE, "card.py", rest],
         env=environment(PYTHONPATH=str(ROOT), HF_HOME=str(tmp_path / "hf")),
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stderr
     assert "shape: (10, 27)" in ran.stdout
     issued_at, medians = json.loads(ran.stdout.splitlines()[-1])

@@ -164,10 +164,24 @@ def test_a_user_and_a_password_in_the_endpoint_still_open_it(hub, published, mon
 
 
 MALFORMED = [
-    "http://[::1", "http://me:hush@host:port", "http://me:hu/sh@host", "http://me:12/hush@host", "http://me:12?hush@host",
-    "http://me:12#hush@host", "host/hush", "ftp://hush@host", "http://", "http://host:99999", "http://ho st/hush",
-    "https://host/?token=hush", "https://host/#hush", "http://host\n/hush", "http://h\x1b[2Jost/hush", "hush", "http://ho*st",
-]  # fmt: skip
+    "http://[::1",
+    "http://me:hush@host:port",
+    "http://me:hu/sh@host",
+    "http://me:12/hush@host",
+    "http://me:12?hush@host",
+    "http://me:12#hush@host",
+    "host/hush",
+    "ftp://hush@host",
+    "http://",
+    "http://host:99999",
+    "http://ho st/hush",
+    "https://host/?token=hush",
+    "https://host/#hush",
+    "http://host\n/hush",
+    "http://h\x1b[2Jost/hush",
+    "hush",
+    "http://ho*st",
+]
 
 
 @pytest.mark.parametrize("endpoint", MALFORMED)

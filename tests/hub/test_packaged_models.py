@@ -49,11 +49,16 @@ def add_version(place, series, number=1):
         fleet,
         [
             MemberRecord(
-                key=f"{series.name}", model=ModelId("har", "smoke", series, number), device="cpu", preset="smoke",
-                data_digest="abc", as_of="2025-06-06", folder=folder,
+                key=f"{series.name}",
+                model=ModelId("har", "smoke", series, number),
+                device="cpu",
+                preset="smoke",
+                data_digest="abc",
+                as_of="2025-06-06",
+                folder=folder,
             )
         ],
-    )  # fmt: skip
+    )
     return register(open_store(), series, run_id, tags={"verdict": f"verdict {number}"})
 
 

@@ -156,11 +156,16 @@ def change_last_digit(lines):
         (BTC_ROWS, lambda lines: [*lines[:12], lines[11], *lines[12:]], "11 to 20", 2),
         (BTC_ROWS, swap_names, "1 to 10", 1),
         (BTC_ROWS, lambda lines: [lines[0].replace('"step":1,', '"step":true,'), *lines[1:]], "1 to 10", 1),
-        (BTC_ROWS, lambda lines: [lines[0].replace('"step":1,', '"step":1,"step":1,'), *lines[1:]], "1 to 10", 1),
+        (
+            BTC_ROWS,
+            lambda lines: [lines[0].replace('"step":1,', '"step":1,"step":1,'), *lines[1:]],
+            "1 to 10",
+            1,
+        ),
         (SCORES, lambda lines: [lines[0].replace('_close":', '_close":1'), *lines[1:]], "1 to 1200", 5),
         (BTC_ROWS, lambda lines: lines[:-1], "761 to 1200", 4),
     ],
-)  # fmt: skip
+)
 def test_a_changed_row_is_named(tree, file, change, rows, line):
     rewrite(tree / file, change)
     assert verify(tree) == (1, "", f"{file}, rows {rows}: not those of line {line}\n")
@@ -179,15 +184,24 @@ def change_chain(change):
     [
         (lambda folder: (folder / SCORES).unlink(), f"{SCORES}, row 1: "),
         (lambda folder: (folder / SCORES).write_bytes(b"x"), f"{SCORES}, row 1: Not a gzipped file"),
-        (lambda folder: rewrite(folder / SCORES, lambda lines: [*lines, lines[0]]), "no line of the chain describes"),
-        (lambda folder: shutil.copy(folder / SCORES, folder / "x.jsonl.gz"), "x.jsonl.gz, row 1: no line of the chain"),
+        (
+            lambda folder: rewrite(folder / SCORES, lambda lines: [*lines, lines[0]]),
+            "no line of the chain describes",
+        ),
+        (
+            lambda folder: shutil.copy(folder / SCORES, folder / "x.jsonl.gz"),
+            "x.jsonl.gz, row 1: no line of the chain",
+        ),
         (lambda folder: (folder / "chain.jsonl").unlink(), "this folder: [Errno 2] No such file"),
         (change_chain(lambda lines: [lines[0], *lines[2:]]), "line 2 of chain.jsonl does not fit"),
-        (change_chain(lambda lines: [lines[0], lines[1].replace(b'"rows":10', b'"rows":20'), *lines[2:]]), "line 2 of"),
+        (
+            change_chain(lambda lines: [lines[0], lines[1].replace(b'"rows":10', b'"rows":20'), *lines[2:]]),
+            "line 2 of",
+        ),
         (change_chain(lambda lines: lines[:-1]), "no line of the chain describes"),
         (change_chain(lambda lines: [*lines[:-1], lines[-1][:-1]]), "line 5 of chain.jsonl does not fit"),
     ],
-)  # fmt: skip
+)
 def test_whatever_else_does_not_fit_is_named(tree, change, said):
     change(tree)
     code, told, error = verify(tree)

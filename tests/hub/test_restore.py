@@ -297,7 +297,7 @@ def test_the_record_comes_back_from_a_copy_of_the_repository(home, hub, cpb_here
         (lambda chain: chain.write_bytes(b"x" + chain.read_bytes()), "line 1 does not"),
         (lambda chain: chain.write_bytes(b""), "no published record in"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_copy_restores_nothing(home, tmp_path, change, said, cpb_here):
     copy = shutil.copytree(home / "hub", tmp_path / "copy")
     change(copy / "chain.jsonl")
@@ -532,8 +532,10 @@ def test_a_damaged_last_copy_names_the_repository(home):
     fetch = "hf download USER/NAME --local-dir copy && cpb restore --record copy"
     publish_again = "cpb publish --dry-run"
     assert {found.path: found.command for found in verify_published(home)} == {
-        "hub/README.md": publish_again, "hub/verify.py": publish_again, f"hub/{BTC_ROWS}": fetch,
-    }  # fmt: skip
+        "hub/README.md": publish_again,
+        "hub/verify.py": publish_again,
+        f"hub/{BTC_ROWS}": fetch,
+    }
     assert len(build(home)[1]) == 1
     assert (home / "hub" / BTC_ROWS).read_bytes() == b"x"
     assert verify(home / "hub")[0] == 1

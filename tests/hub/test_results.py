@@ -23,45 +23,123 @@ from tasks.tracking import results
 from tasks.tracking.results import FIELDS, results_fault, results_path, write_results
 
 CONFIG = {
-    "architecture": "gru", "scope": "universal", "preset": "seed-gru", "recipe": "seed-gru+0a1b2c3d", "seed": 7,
-    "market": "spot", "symbol": "BTCUSDT", "timeframe": "1h", "context": 30, "horizon": 10, "hidden_dim": 128,
-    "n_layers": 2, "n_heads": 8, "ff_dim": 512, "dropout": 0.3, "head": "point", "loss": "nll", "optimizer": "adam",
-    "lr": 0.001, "weight_decay": 0.0, "schedule": "constant", "batch_size": 64, "accumulate": 1, "epochs": 100,
-    "patience": 15, "dtype": "float32", "mixed_precision": "bf16", "features": ["r_open", "r_close"],
-    "data_digest": "d" * 40, "weights_sha256": "a" * 64, "clip": 1.0,
+    "architecture": "gru",
+    "scope": "universal",
+    "preset": "seed-gru",
+    "recipe": "seed-gru+0a1b2c3d",
+    "seed": 7,
+    "market": "spot",
+    "symbol": "BTCUSDT",
+    "timeframe": "1h",
+    "context": 30,
+    "horizon": 10,
+    "hidden_dim": 128,
+    "n_layers": 2,
+    "n_heads": 8,
+    "ff_dim": 512,
+    "dropout": 0.3,
+    "head": "point",
+    "loss": "nll",
+    "optimizer": "adam",
+    "lr": 0.001,
+    "weight_decay": 0.0,
+    "schedule": "constant",
+    "batch_size": 64,
+    "accumulate": 1,
+    "epochs": 100,
+    "patience": 15,
+    "dtype": "float32",
+    "mixed_precision": "bf16",
+    "features": ["r_open", "r_close"],
+    "data_digest": "d" * 40,
+    "weights_sha256": "a" * 64,
+    "clip": 1.0,
     "training_span": ["2024-01-01T05:00:00.000000Z", "2024-12-01T10:00:00.000000Z"],
     "bounds": {"timeframe": "1h", "test": ["2025-01-01T00:00:00Z", "2025-06-01T02:00:00+02:00"]},
     "report": {
-        "trained_at": "2026-11-29T04:19:33+00:00", "train_seconds": 12.5, "fleet_members": 40, "windows_per_s": 4000.0,
-        "epochs_run": 31, "best_epoch": 16, "stopped": "early_stop", "device": "cuda:0", "rss_peak_mb": 900.0,
-        "gpu_mem_allocated_peak_mb": 2340.0, "gpu_mem_reserved_peak_mb": 3890.0, "kernels": "on",
+        "trained_at": "2026-11-29T04:19:33+00:00",
+        "train_seconds": 12.5,
+        "fleet_members": 40,
+        "windows_per_s": 4000.0,
+        "epochs_run": 31,
+        "best_epoch": 16,
+        "stopped": "early_stop",
+        "device": "cuda:0",
+        "rss_peak_mb": 900.0,
+        "gpu_mem_allocated_peak_mb": 2340.0,
+        "gpu_mem_reserved_peak_mb": 3890.0,
+        "kernels": "on",
     },
-}  # fmt: skip
+}
 SCORES = {
-    "test_crps_ratio": 0.98, "test_crps_ratio_low": 0.97, "test_crps_ratio_high": 0.99, "test_mase": math.nan,
-    "validation_crps_ratio": 0.985, "windows_per_s": 4000.0,
-}  # fmt: skip
+    "test_crps_ratio": 0.98,
+    "test_crps_ratio_low": 0.97,
+    "test_crps_ratio_high": 0.99,
+    "test_mase": math.nan,
+    "validation_crps_ratio": 0.985,
+    "windows_per_s": 4000.0,
+}
 EXPECTED = {
-    "market": "spot", "symbol": "BTCUSDT", "timeframe": "1h",
-    "architecture": "gru-universal", "preset": "seed-gru+0a1b2c3d", "overrides": {"lr": 0.001}, "copies": 2,
-    "recipe": "gru-universal/seed-gru/…", "seed": 7,
-    "version": "cpb-BTCUSDT-1h/3", "run_id": "run", "verdict": "better than the random walk",
-    "crps_ratio": 0.98, "crps_ratio_low": 0.97, "crps_ratio_high": 0.99,
-    "scores": {"test_crps_ratio": 0.98, "test_crps_ratio_high": 0.99, "test_crps_ratio_low": 0.97, "test_mase": None,
-               "validation_crps_ratio": 0.985},
-    "trained_from": "2024-01-01T05:00:00Z", "trained_until": "2024-12-01T10:00:00Z",
-    "tested_from": "2025-01-01T00:00:00Z", "tested_until": "2025-06-01T00:00:00Z",
-    "trained_at": "2026-11-29T04:19:33Z", "train_seconds": 12.5, "fleet_members": 40, "windows_per_s": 4000.0,
-    "epochs_run": 31, "best_epoch": 16, "stopped": "early_stop", "device": "cuda:0",
-    "gpu_mem_allocated_peak_mb": 2340.0, "gpu_mem_reserved_peak_mb": 3890.0, "rss_peak_mb": 900.0,
-    "options": {
-        "context": 30, "horizon": 10, "dtype": "float32", "features": ["r_open", "r_close"],
-        "hidden_dim": 128, "n_layers": 2, "dropout": 0.3, "head": "point", "loss": "nll", "optimizer": "adam",
-        "lr": 0.001, "weight_decay": 0.0, "schedule": "constant", "batch_size": 64, "accumulate": 1, "epochs": 100,
-        "patience": 15, "mixed_precision": "bf16",
+    "market": "spot",
+    "symbol": "BTCUSDT",
+    "timeframe": "1h",
+    "architecture": "gru-universal",
+    "preset": "seed-gru+0a1b2c3d",
+    "overrides": {"lr": 0.001},
+    "copies": 2,
+    "recipe": "gru-universal/seed-gru/…",
+    "seed": 7,
+    "version": "cpb-BTCUSDT-1h/3",
+    "run_id": "run",
+    "verdict": "better than the random walk",
+    "crps_ratio": 0.98,
+    "crps_ratio_low": 0.97,
+    "crps_ratio_high": 0.99,
+    "scores": {
+        "test_crps_ratio": 0.98,
+        "test_crps_ratio_high": 0.99,
+        "test_crps_ratio_low": 0.97,
+        "test_mase": None,
+        "validation_crps_ratio": 0.985,
     },
-    "data_digest": "d" * 40, "weights_sha256": "a" * 64,
-}  # fmt: skip
+    "trained_from": "2024-01-01T05:00:00Z",
+    "trained_until": "2024-12-01T10:00:00Z",
+    "tested_from": "2025-01-01T00:00:00Z",
+    "tested_until": "2025-06-01T00:00:00Z",
+    "trained_at": "2026-11-29T04:19:33Z",
+    "train_seconds": 12.5,
+    "fleet_members": 40,
+    "windows_per_s": 4000.0,
+    "epochs_run": 31,
+    "best_epoch": 16,
+    "stopped": "early_stop",
+    "device": "cuda:0",
+    "gpu_mem_allocated_peak_mb": 2340.0,
+    "gpu_mem_reserved_peak_mb": 3890.0,
+    "rss_peak_mb": 900.0,
+    "options": {
+        "context": 30,
+        "horizon": 10,
+        "dtype": "float32",
+        "features": ["r_open", "r_close"],
+        "hidden_dim": 128,
+        "n_layers": 2,
+        "dropout": 0.3,
+        "head": "point",
+        "loss": "nll",
+        "optimizer": "adam",
+        "lr": 0.001,
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "batch_size": 64,
+        "accumulate": 1,
+        "epochs": 100,
+        "patience": 15,
+        "mixed_precision": "bf16",
+    },
+    "data_digest": "d" * 40,
+    "weights_sha256": "a" * 64,
+}
 FLEET = FleetSpec(architecture="gru-universal", preset="seed-gru", overrides={"lr": 0.001}, seeds=2)
 
 
@@ -84,9 +162,14 @@ def judged(folder, run_id="run", metrics=SCORES, series=SeriesId("spot", "BTCUSD
         series=series, path="x", digest="d", file_digest="f", rows=1, first_us=0, last_us=1
     )
     judgement = Judgement(
-        model=model, folder=folder, features=features, run_id=run_id, metrics=dict(metrics),
-        verdict="better than the random walk", fleet=FLEET,
-    )  # fmt: skip
+        model=model,
+        folder=folder,
+        features=features,
+        run_id=run_id,
+        metrics=dict(metrics),
+        verdict="better than the random walk",
+        fleet=FLEET,
+    )
     return FleetJudgement(key="k", architecture="gru-universal", run_id="fleet", judgements=(judgement,))
 
 
@@ -278,8 +361,12 @@ def test_the_published_folder_has_a_row_per_champion_and_stays_the_same(tmp_path
     eth, btc = published(tree)
     assert (eth["symbol"], eth["timeframe"], eth["version"]) == ("ETHUSDT", "15m", "cpb-ETHUSDT-15m/3")
     assert (btc["architecture"], btc["version"], btc["verdict"], btc["crps_ratio"], btc["epochs_run"]) == (
-        "gru-universal", "cpb-BTCUSDT-1h/3", "better (x)", 0.97, 31
-    )  # fmt: skip
+        "gru-universal",
+        "cpb-BTCUSDT-1h/3",
+        "better (x)",
+        0.97,
+        31,
+    )
     assert "results.json" in read_sums(tree)
     assert set(tree_faults(tree).values()) == {""}
     before = (tree / "results.json").read_bytes(), (tree / SUMS).read_bytes()
@@ -318,8 +405,12 @@ def test_a_version_registered_by_a_person_is_published_too(tmp_path, noted):
     model = replace(champion(tmp_path / "a"), tags=tags, metrics={}, run_id="")
     (row,) = published(build_tree([model], tmp_path / "tree"))
     assert (row["symbol"], row["version"], row["crps_ratio"], row["scores"], row["overrides"]) == (
-        "BTCUSDT", "cpb-BTCUSDT-1h/3", None, {}, None
-    )  # fmt: skip
+        "BTCUSDT",
+        "cpb-BTCUSDT-1h/3",
+        None,
+        {},
+        None,
+    )
 
 
 def test_the_reference_describes_every_field():

@@ -23,11 +23,20 @@ FIGURES = Compared(first=NIGHT, last=NIGHT, n=2851, ratio=0.999, low=0.996, high
 
 def model(recipe=HAR, run_id="old", night=NIGHT, **changed):
     fields = {
-        "series": BTC, "recipe": recipe, "folder": Path("m"), "run_id": run_id, "market": "spot", "horizon": 10,
-        "candles": 9000, "data_digest": run_id, "learnt_until": night - timedelta(days=130),
-        "tested_from": night - timedelta(days=120), "tested_until": night, "validation": 0.95,
+        "series": BTC,
+        "recipe": recipe,
+        "folder": Path("m"),
+        "run_id": run_id,
+        "market": "spot",
+        "horizon": 10,
+        "candles": 9000,
+        "data_digest": run_id,
+        "learnt_until": night - timedelta(days=130),
+        "tested_from": night - timedelta(days=120),
+        "tested_until": night,
+        "validation": 0.95,
         "stopped": "early_stop",
-    }  # fmt: skip
+    }
     return GateModel(**fields | changed)
 
 
@@ -48,10 +57,17 @@ def config(**changed):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"preset": "smoke"}, {"lr": 0.5}, {"features": ["r_close"]}, {"context": 60}, {"horizon": 5},
-        {"seeds": [1, 2, 3]}, {"dtype": "float64"}, {"scope": "universal"}, {"architecture": "gru"},
+        {"preset": "smoke"},
+        {"lr": 0.5},
+        {"features": ["r_close"]},
+        {"context": 60},
+        {"horizon": 5},
+        {"seeds": [1, 2, 3]},
+        {"dtype": "float64"},
+        {"scope": "universal"},
+        {"architecture": "gru"},
     ],
-)  # fmt: skip
+)
 def test_another_architecture_preset_column_or_option_is_another_recipe(changed):
     assert recipe_of(config(**changed)) != recipe_of(config())
 
@@ -59,10 +75,18 @@ def test_another_architecture_preset_column_or_option_is_another_recipe(changed)
 @pytest.mark.parametrize(
     "changed",
     [
-        {"fleet_size": 160}, {"mixed_precision": "bf16"}, {"cuda_graph": False}, {"workers": 3}, {"accumulate": 4},
-        {"seed": 7}, {"seeds": [9]}, {"data_digest": "x"}, {"rows": 3}, {"symbol": "ETHUSDT"},
+        {"fleet_size": 160},
+        {"mixed_precision": "bf16"},
+        {"cuda_graph": False},
+        {"workers": 3},
+        {"accumulate": 4},
+        {"seed": 7},
+        {"seeds": [9]},
+        {"data_digest": "x"},
+        {"rows": 3},
+        {"symbol": "ETHUSDT"},
     ],
-)  # fmt: skip
+)
 def test_what_follows_from_machine_candles_or_seed_is_the_same_recipe(changed):
     assert recipe_of(config(**changed)) == recipe_of(config())
 
@@ -90,11 +114,16 @@ def test_a_recipe_is_formatted_and_parsed():
 
 def test_a_contender_is_read_from_its_folder(tmp_path):
     values = config(
-        market="um", rows=500, data_digest="d", weights_sha256="a1" * 32,
+        market="um",
+        rows=500,
+        data_digest="d",
+        weights_sha256="a1" * 32,
         report={"stopped": "max_epochs", "diverged": False},
-        bounds={"validation": ["2025-01-01T00:00:00Z", "2025-02-01T00:00:00Z"],
-                "test": ["2025-02-08T00:00:00Z", "2025-06-06T00:00:00Z"]},
-    )  # fmt: skip
+        bounds={
+            "validation": ["2025-01-01T00:00:00Z", "2025-02-01T00:00:00Z"],
+            "test": ["2025-02-08T00:00:00Z", "2025-06-06T00:00:00Z"],
+        },
+    )
     (tmp_path / "config.json").write_text(values.model_dump_json())
     read = gate_model(BTC, tmp_path, read_config(tmp_path), run_id="r", validation=0.9)
     assert (read.market, read.candles, read.stopped, read.horizon) == ("um", 500, "max_epochs", 10)

@@ -75,9 +75,12 @@ def test_blocks_hold_two_horizons_and_share_a_grid():
 
 def figures(ratio, p, n):
     return {
-        "test_crps_ratio": ratio, "test_crps_ratio_low": ratio - 0.005, "test_crps_ratio_high": ratio + 0.005,
-        "test_p": p, "test_n": n,
-    }  # fmt: skip
+        "test_crps_ratio": ratio,
+        "test_crps_ratio_low": ratio - 0.005,
+        "test_crps_ratio_high": ratio + 0.005,
+        "test_p": p,
+        "test_n": n,
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ from tasks.judging.gate import DailyLosses, corrected, daily_losses, failed, min
 from tasks.judging.member import MemberScore
 
 FIRST = 19_144  # 2022-06-01
-GOOD = Paired(
-    days=1080, ratio=0.9990, low=0.9985, high=0.9995, p=0.0005, months=36, better=24, recent_p=1.0
-)  # fmt: skip
+GOOD = Paired(days=1080, ratio=0.9990, low=0.9985, high=0.9995, p=0.0005, months=36, better=24, recent_p=1.0)
 
 
 def losses(gain, days=1096, noise=0.005, coins=3, seed=0):

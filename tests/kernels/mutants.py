@@ -29,7 +29,7 @@ WRONG = {
         "out += tl.load(b_out + k * s_bo + o).to(tl.float32)",
         "out += tl.load(b_out + k * s_bo + o).to(tl.float32) + 0 * tl.load(b_out + (2 - k) * s_bo + o).to(tl.float32)",
     ),
-}  # fmt: skip
+}
 
 
 def make_wrong(monkeypatch, tmp_path, architecture, what):

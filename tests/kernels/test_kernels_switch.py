@@ -57,10 +57,13 @@ def test_they_are_on_or_the_reason_is_named(chip, changed, words):
         ({"capability": (7, 5)}, "8.0 or newer"),
         ({"shared": 65_536}, "65,536 bytes"),
         ({"triton": None}, "triton is not installed"),
-        ({"driver": "triton cannot compile here: no C compiler"}, "off (triton cannot compile here: no C compiler)"),
+        (
+            {"driver": "triton cannot compile here: no C compiler"},
+            "off (triton cannot compile here: no C compiler)",
+        ),
         ({"wrong": "wrong on this chip: gradient 1e-1 off"}, "off (wrong on this chip: gradient 1e-1 off)"),
     ],
-)  # fmt: skip
+)
 def test_a_machine_that_cannot_run_them_keeps_torchs_path(chip, changed, words):
     vars(chip).update(changed)
     assert words in support.described(_reason())

@@ -12,9 +12,19 @@ from tasks.market.ingest import ingest
 from tasks.market.manifest import writer_lock
 
 SIM = key("BTCUSDT", "1h", "sim")
-USERS = ("reports/summary.txt", "hub/index.html", "features/notes.md", "cache/browser.bin", "fleets/cars.csv",
-         "klines/interval=1h/symbol=BTCUSDT/my notes.txt", "quarantine/letter.txt", "sim.txt", "data.parquet",
-         "features/interval=1h/symbol=BTCUSDT/plot.png", "manifest.db-backup")  # fmt: skip
+USERS = (
+    "reports/summary.txt",
+    "hub/index.html",
+    "features/notes.md",
+    "cache/browser.bin",
+    "fleets/cars.csv",
+    "klines/interval=1h/symbol=BTCUSDT/my notes.txt",
+    "quarantine/letter.txt",
+    "sim.txt",
+    "data.parquet",
+    "features/interval=1h/symbol=BTCUSDT/plot.png",
+    "manifest.db-backup",
+)
 
 
 def simulated(home, coins="BTC", **options):

@@ -30,9 +30,14 @@ def lay(folder, file, *, zipped=True):
 
 @pytest.mark.parametrize(
     ("folders", "zipped"),
-    [(("", ""), (True, True)), (("", ""), (False, False)), (("2024/a b/c", "deep/er"), (True, False)),
-     (("BTCUSDT/1h", "BTCUSDT/1h"), (True, True)), (("data/spot/monthly/klines/BTCUSDT/1h", ""), (False, True))],
-)  # fmt: skip
+    [
+        (("", ""), (True, True)),
+        (("", ""), (False, False)),
+        (("2024/a b/c", "deep/er"), (True, False)),
+        (("BTCUSDT/1h", "BTCUSDT/1h"), (True, True)),
+        (("data/spot/monthly/klines/BTCUSDT/1h", ""), (False, True)),
+    ],
+)
 def test_files_are_found_wherever_they_lie(tmp_path, folders, zipped):
     root = tmp_path / "mirror"
     for file, folder, is_zip in zip((JANUARY, FEBRUARY), folders, zipped, strict=True):
@@ -40,8 +45,10 @@ def test_files_are_found_wherever_they_lie(tmp_path, folders, zipped):
     wanted = tmp_path / "wanted"
     for file in (JANUARY, FEBRUARY):
         put(wanted, file)
-    reports = [ingest(scope(tmp_path / name, source, coins="BTC", as_of="2024-03-01"))
-               for name, source in (("a", root), ("b", wanted))]  # fmt: skip
+    reports = [
+        ingest(scope(tmp_path / name, source, coins="BTC", as_of="2024-03-01"))
+        for name, source in (("a", root), ("b", wanted))
+    ]
     assert [report.exit for report in reports] == [0, 0]
     assert read_klines(tmp_path / "a", key()).equals(read_klines(tmp_path / "b", key()))
     again = ingest(scope(tmp_path / "a", root, coins="BTC", as_of="2024-03-01"))
@@ -60,9 +67,13 @@ def test_two_files_of_one_month_are_refused_by_name_and_other_series_go_on(tmp_p
     lay(root, source_file(key("ETHUSDT"), "2024-01"))
     reasons, code = failure(tmp_path, root)
     assert code == 3
-    assert all(word in reasons["BTCUSDT"] for word in (
-        f"a/{NAMES[0]} and ", f"b/{NAMES[0].replace('.zip', '.csv')} are both BTCUSDT 1h 2024-01: keep one of the two",
-    ))  # fmt: skip
+    assert all(
+        word in reasons["BTCUSDT"]
+        for word in (
+            f"a/{NAMES[0]} and ",
+            f"b/{NAMES[0].replace('.zip', '.csv')} are both BTCUSDT 1h 2024-01: keep one of the two",
+        )
+    )
     assert not reasons["ETHUSDT"]
 
 

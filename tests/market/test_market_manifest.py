@@ -174,8 +174,9 @@ def test_a_damaged_manifest_hides_no_damaged_month(home):
     month = home / "klines/interval=1h/symbol=ETHUSDT/2024-02.parquet"
     month.write_bytes(month.read_bytes()[:-9])
     assert [damage.path for damage in verify_market(home)] == [
-        "manifest.db", "klines/interval=1h/symbol=ETHUSDT/2024-02.parquet",
-    ]  # fmt: skip
+        "manifest.db",
+        "klines/interval=1h/symbol=ETHUSDT/2024-02.parquet",
+    ]
 
 
 def test_without_candles_a_damaged_manifest_is_removed(tmp_path):

@@ -46,8 +46,11 @@ def test_luna_is_two_coins(bitcoin):
     home, report = bitcoin
     series = report.series[1]
     assert {
-        "from": "2022-05-13T01:00:00Z", "to": "2022-05-31T06:00:00Z", "bars": 437, "cause": "not published"
-    } in series.holes  # fmt: skip
+        "from": "2022-05-13T01:00:00Z",
+        "to": "2022-05-31T06:00:00Z",
+        "bars": 437,
+        "cause": "not published",
+    } in series.holes
     last = series.holes[-1]
     hole = (last["from"], last["to"], last["cause"])
     assert hole == (

@@ -34,8 +34,14 @@ def mixed():
 
 HEAD = "open,high,low,close,volume"
 FORMS = {
-    "banner, newest first, ms and s": ("BTCUSDT-1h.csv", ["https://www.example.com/data", f"unix,{HEAD}", *mixed()]),
-    "a title and a blank line": ("BTCUSDT-1h.csv", ["Bitcoin, hourly", "", f"Timestamp,{HEAD}", *lines(unit="us")]),
+    "banner, newest first, ms and s": (
+        "BTCUSDT-1h.csv",
+        ["https://www.example.com/data", f"unix,{HEAD}", *mixed()],
+    ),
+    "a title and a blank line": (
+        "BTCUSDT-1h.csv",
+        ["Bitcoin, hourly", "", f"Timestamp,{HEAD}", *lines(unit="us")],
+    ),
     "volume of coin and quote": (
         "BTCUSDT-1h.csv",
         ["Unix,open,high,low,close,Volume BTC,Volume USDT", *(f"{row},1" for row in lines(unit="ms"))],
@@ -48,14 +54,20 @@ FORMS = {
     "no name, and the coin asked for": ("candles (1).csv", [f"time,{HEAD}", *lines(unit="s")]),
     "yfinance": (
         "BTCUSDT-1h.csv",
-        ["Price,Close,High,Low,Open,Volume", "Ticker" + ",BTC-USD" * 5, "Datetime,,,,,",
-         *lines("%Y-%m-%d %H:%M:%S+00:00", order=("close", "high", "low", "open", "volume"))],
+        [
+            "Price,Close,High,Low,Open,Volume",
+            "Ticker" + ",BTC-USD" * 5,
+            "Datetime,,,,,",
+            *lines("%Y-%m-%d %H:%M:%S+00:00", order=("close", "high", "low", "open", "volume")),
+        ],
     ),
     "yfinance by ticker": (
-        "BTCUSDT-1h.csv", ["Ticker" + ",BTC-USD" * 5, f"Price,{HEAD}", "Date,,,,,", *lines("%Y-%m-%d %H:%M:%S")]
+        "BTCUSDT-1h.csv",
+        ["Ticker" + ",BTC-USD" * 5, f"Price,{HEAD}", "Date,,,,,", *lines("%Y-%m-%d %H:%M:%S")],
     ),
     "semicolons and decimal commas": (
-        "BTCUSDT-1h.csv", [f"date;{HEAD}".replace(",", ";"), *lines(separator=";", decimal=",")]
+        "BTCUSDT-1h.csv",
+        [f"date;{HEAD}".replace(",", ";"), *lines(separator=";", decimal=",")],
     ),
     "MetaTrader": (
         "BTCUSDT-1h.csv",
@@ -63,16 +75,18 @@ FORMS = {
     ),
     "blank last lines": ("BTCUSDT-1h.csv", [f"open_time,{HEAD}", *lines(unit="ms"), "", ",,,,,", ""]),
     "MetaTrader, days without separators": (
-        "BTCUSDT-1h.csv", ["date,time,open,high,low,close,volume", *lines("%Y%m%d,%H:%M")]
+        "BTCUSDT-1h.csv",
+        ["date,time,open,high,low,close,volume", *lines("%Y%m%d,%H:%M")],
     ),
     "short names": ("BTCUSDT-1h.csv", ["t,o,h,l,c,v", *lines(unit="ms")]),
     "spaces behind semicolons": (
-        "BTCUSDT-1h.csv", [f"date; {HEAD}".replace(",", "; "), *lines(separator="; ", decimal=",")]
+        "BTCUSDT-1h.csv",
+        [f"date; {HEAD}".replace(",", "; "), *lines(separator="; ", decimal=",")],
     ),
     "a name that is no symbol": ("EXPORT, 2025.csv", [f"time,{HEAD}", *lines(unit="s")]),
     "nanoseconds": ("BTCUSDT-1h.csv", [f"t|{HEAD}".replace(",", "|"), *lines(unit="ns", separator="|")]),
     "Binance's own": ("BTCUSDT-1h.csv", [f"{row},1,2,3,1,2,0" for row in lines(unit="ms")]),
-}  # fmt: skip
+}
 
 
 def written(folder, name, rows, encoding="utf-8-sig", end="\r\n"):
@@ -115,16 +129,27 @@ def test_encodings(tmp_path, encoding):
         ([f"time,{HEAD}"], "no candle in it"),
         ([f"{row}" for row in lines(unit="s")], "no header line"),
         ([f"time,{HEAD}", *lines("%d.%m.%Y %H:%M")], r"'30.01.2024 00:00' in row 0 \(line 2\) is not a time"),
-        ([f"time,{HEAD}", *lines()[:3], "soon,1,1,1,1,1"],
-         r"'soon' in row 3 \(line 5\) is not a time like those before"),
-        ([f"time,{HEAD}", *lines(unit="s")[:3], "Source: example.com"],
-         r"'Source: example.com' in row 3 \(line 5\) is not a time"),
+        (
+            [f"time,{HEAD}", *lines()[:3], "soon,1,1,1,1,1"],
+            r"'soon' in row 3 \(line 5\) is not a time like those before",
+        ),
+        (
+            [f"time,{HEAD}", *lines(unit="s")[:3], "Source: example.com"],
+            r"'Source: example.com' in row 3 \(line 5\) is not a time",
+        ),
         (lines("%Y-%m-%d %H:%M"), "no header line"),
         (["<html>", "<h1>404</h1>"], "is an HTML page and no table"),
-        (["Price,Close,Close,High,High,Low,Low,Open,Open", "Ticker,A,B,A,B,A,B,A,B", "Date,,,,,,,,",
-          "2024-01-30,1,1,1,1,1,1,1,1"], "several tickers"),
+        (
+            [
+                "Price,Close,Close,High,High,Low,Low,Open,Open",
+                "Ticker,A,B,A,B,A,B,A,B",
+                "Date,,,,,,,,",
+                "2024-01-30,1,1,1,1,1,1,1,1",
+            ],
+            "several tickers",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_one_sentence_both_ways(tmp_path, rows, words):
     path = written(tmp_path, "BTCUSDT-1h.csv", rows)
     with pytest.raises(ModelError, match=words) as from_python:
@@ -147,9 +172,13 @@ def test_a_coin_whose_letters_are_in_the_name_is_not_that_of_the_file(tmp_path, 
 
 @pytest.mark.parametrize(
     ("name", "coins", "symbol"),
-    [("prices.csv", "BTC-USD", "BTCUSD"), ("Bitstamp_BTC_USDT_1h.csv", "BTC", "BTCUSDT"), ("BTC-1h.csv", "BTC", "BTC"),
-     ("BTCUSDT60.csv", "BTCUSDT", "BTCUSDT")],
-)  # fmt: skip
+    [
+        ("prices.csv", "BTC-USD", "BTCUSD"),
+        ("Bitstamp_BTC_USDT_1h.csv", "BTC", "BTCUSDT"),
+        ("BTC-1h.csv", "BTC", "BTC"),
+        ("BTCUSDT60.csv", "BTCUSDT", "BTCUSDT"),
+    ],
+)
 def test_the_symbol_of_one_file(tmp_path, name, coins, symbol):
     path = written(tmp_path, name, [f"time,{HEAD}", *lines(unit="s")])
     assert IngestSpec(source=str(path), coins=coins).coins == symbol
@@ -209,8 +238,10 @@ def test_an_exchange_before_the_symbol_and_a_name_that_tells_the_currency(tmp_pa
 
 def test_columns_whose_names_hold_a_comma():
     assert Reading("time=Date,close=Price, USD,volume=Vol.").roles == {
-        "time": "Date", "close": "Price, USD", "volume": "Vol.",
-    }  # fmt: skip
+        "time": "Date",
+        "close": "Price, USD",
+        "volume": "Vol.",
+    }
 
 
 def test_forms_of_other_programs_are_read_as_the_plain_table(tmp_path):

@@ -309,9 +309,13 @@ LATE = hours().with_columns(pl.col("open_time") + pl.duration(minutes=5))
         ("candles.csv", hours(), ("candles.csv names no symbol", "SYMBOL-INTERVAL")),
         ("€-1h.csv", hours(), ("'€' in its name is not understood", "SYMBOL-INTERVAL")),
         ("BTCUSDT.csv", hours().with_columns(timeframe=pl.lit("7m")), ("'7m'", "15m")),
-        ("candles.csv", spoiled(hours().with_columns(symbol=pl.lit("A")), 3, symbol=None), ("without a symbol",)),
+        (
+            "candles.csv",
+            spoiled(hours().with_columns(symbol=pl.lit("A")), 3, symbol=None),
+            ("without a symbol",),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_table_is_refused_in_one_sentence(tmp_path, name, table, words):
     table.write_csv(tmp_path / name)
     with pytest.raises(UsageError) as refused:

@@ -23,8 +23,14 @@ DECODERS = ("transformer", "gru", "lstm", "lstm-manual")
 
 
 TINY = {
-    "preset": "smoke", "device": "cpu", "dtype": "float64", "dropout": 0.2, "n_layers": 2, "hidden_dim": 8, "ff_dim": 8,
-}  # fmt: skip
+    "preset": "smoke",
+    "device": "cpu",
+    "dtype": "float64",
+    "dropout": 0.2,
+    "n_layers": 2,
+    "hidden_dim": 8,
+    "ff_dim": 8,
+}
 """Members of a few weights, trained so that they can be compared to the last digits."""
 
 

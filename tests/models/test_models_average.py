@@ -258,10 +258,14 @@ def test_members_may_be_any_architectures_that_forecast_prices(coins):
 
 @pytest.mark.parametrize(
     ("name", "members", "why"),
-    [("average", ("har",), "two or more"), ("average", ("har", "average"), "other architectures"),
-     ("average", ("har", "no"), "unknown"), ("average", ("har", "classifier-gru"), "forecast prices"),
-     ("har", ("har", "line"), "applies only to average")],
-)  # fmt: skip
+    [
+        ("average", ("har",), "two or more"),
+        ("average", ("har", "average"), "other architectures"),
+        ("average", ("har", "no"), "unknown"),
+        ("average", ("har", "classifier-gru"), "forecast prices"),
+        ("har", ("har", "line"), "applies only to average"),
+    ],
+)
 def test_impossible_members_are_refused(name, members, why):
     with pytest.raises(ModelError, match=why):
         preset("default", name, members=members)

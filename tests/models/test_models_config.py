@@ -54,9 +54,39 @@ PIPELINE = {
 }
 """What cpb's own trainer and judge write beside the options."""
 STRANGE = [
-    None, True, False, 0, 1, -1, 2, 3, 7, 31, 2**63, 10**400, 1e9, 1e308, -0.5, float("nan"), float("inf"), "", "x",
-    "x" * 5_000, "0", "har", "gru", "\ud800", [], [[]], ["x"], [None], [1] * 5_000, {}, {"x": {}}, {"": None},
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    31,
+    2**63,
+    10**400,
+    1e9,
+    1e308,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "x" * 5_000,
+    "0",
+    "har",
+    "gru",
+    "\ud800",
+    [],
+    [[]],
+    ["x"],
+    [None],
+    [1] * 5_000,
+    {},
+    {"x": {}},
+    {"": None},
+]
 MUTATIONS = 2_000
 
 
@@ -211,9 +241,16 @@ def test_weights_that_are_not_finite_are_refused(tensor, value, saved, tmp_path)
 
 @pytest.mark.parametrize(
     "change",
-    [{"input.mean": torch.zeros(1, 2)}, {"head.table": torch.zeros(0, 4, 19)}, {"head.table": torch.zeros(2, 4, 19)},
-     {"input.mean": torch.zeros(())}, {"more": torch.zeros(3)}, {"weights.out.bias": None}, {"dtype": torch.float64}],
-)  # fmt: skip
+    [
+        {"input.mean": torch.zeros(1, 2)},
+        {"head.table": torch.zeros(0, 4, 19)},
+        {"head.table": torch.zeros(2, 4, 19)},
+        {"input.mean": torch.zeros(())},
+        {"more": torch.zeros(3)},
+        {"weights.out.bias": None},
+        {"dtype": torch.float64},
+    ],
+)
 def test_tensors_of_other_shapes_are_refused(change, saved, tmp_path):
     tensors = load_file(saved["gru"][0] / "model.safetensors")
     if kind := change.pop("dtype", None):

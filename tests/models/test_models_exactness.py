@@ -16,8 +16,14 @@ from cpbmodels.arch.recurrent import gru, lstm
 from cpbmodels.fleet.fleet import Fleet
 
 HARD = TINY | {
-    "clip": 0.05, "weight_decay": 0.01, "steps_per_epoch": 0, "batch_size": 20, "epochs": 5, "patience": 2, "lr": 0.02,
-}  # fmt: skip
+    "clip": 0.05,
+    "weight_decay": 0.01,
+    "steps_per_epoch": 0,
+    "batch_size": 20,
+    "epochs": 5,
+    "patience": 2,
+    "lr": 0.02,
+}
 
 
 @pytest.fixture

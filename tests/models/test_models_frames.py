@@ -86,13 +86,20 @@ WRONG = {
     "no time": (lambda f: f.drop("open_time"), r"a time index \(columns: open, high, low, close, volume\)"),
     "naive": (lambda f: f.with_columns(pl.col("open_time").dt.replace_time_zone(None)), "no time zone"),
     "naive pandas": (
-        lambda f: pandas_of(f).assign(open_time=lambda d: d.open_time.dt.tz_localize(None)), "no time zone"
+        lambda f: pandas_of(f).assign(open_time=lambda d: d.open_time.dt.tz_localize(None)),
+        "no time zone",
     ),
-    "text time": (lambda f: f.with_columns(pl.col("open_time").dt.strftime("%d.%m.%Y %H:%M")), "is not a time: write"),
+    "text time": (
+        lambda f: f.with_columns(pl.col("open_time").dt.strftime("%d.%m.%Y %H:%M")),
+        "is not a time: write",
+    ),
     "row numbers": (lambda f: f.with_columns(open_time=pl.int_range(pl.len())), "not a time since 1970"),
     "missing time": (change(3, open_time=None), "open_time is missing in 1 rows"),
     "no close": (lambda f: f.drop("close"), "the column close is missing"),
-    "words": (lambda f: f.with_columns(close=pl.lit("much")), "close 'much' in row 0 is not a number: write it as"),
+    "words": (
+        lambda f: f.with_columns(close=pl.lit("much")),
+        "close 'much' in row 0 is not a number: write it as",
+    ),
     "not sorted": (lambda f: pl.concat([f[9:], f[:9]]), "is earlier than the candle before"),
     "twice": (lambda f: pl.concat([f[:5], f[4:]]), "in row 5 appears twice"),
     "negative": (change(7, low=-1.0), "row 7 is not a valid candle"),
@@ -101,8 +108,11 @@ WRONG = {
     "negative volume": (change(2, volume=-1.0), "volume"),
     "empty": (lambda f: f.clear(), "no candle in it"),
     "a list": (lambda f: f.rows(), "a list is not a table"),
-    "odd step": (lambda f: f.with_columns(open_time=pl.col("open_time").dt.epoch("s") * 7 // 6 // 60 * 60), "apart"),
-}  # fmt: skip
+    "odd step": (
+        lambda f: f.with_columns(open_time=pl.col("open_time").dt.epoch("s") * 7 // 6 // 60 * 60),
+        "apart",
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", WRONG)

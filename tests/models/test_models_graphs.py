@@ -17,9 +17,18 @@ from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs, StepRunner, ValidationRun
 from cpbmodels.fleet.loop import Loop
 
 OPTIONS = {
-    "preset": "smoke", "device": "cpu", "dtype": "float64", "workers": 1, "lr": 0.03,
-    "steps_per_epoch": 0, "batch_size": 40, "epochs": 12, "patience": 2, "dropout": 0.2, "n_layers": 2,
-}  # fmt: skip
+    "preset": "smoke",
+    "device": "cpu",
+    "dtype": "float64",
+    "workers": 1,
+    "lr": 0.03,
+    "steps_per_epoch": 0,
+    "batch_size": 40,
+    "epochs": 12,
+    "patience": 2,
+    "dropout": 0.2,
+    "n_layers": 2,
+}
 UNEQUAL = (440, 470, 500, 540, 560, 580, 610, 640, 660, 690)
 
 

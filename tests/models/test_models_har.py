@@ -129,10 +129,12 @@ def test_nothing_after_the_training_span_is_looked_at(name, options):
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
-    [("robust-har", {"context": 30}, "context must be 1 for robust-har"),
-     ("robust-har", {"head": "point"}, "'robust-har' belong together"),
-     ("har", {"head": "scaled"}, "'robust-har' or 'line' belong together")],
-)  # fmt: skip
+    [
+        ("robust-har", {"context": 30}, "context must be 1 for robust-har"),
+        ("robust-har", {"head": "point"}, "'robust-har' belong together"),
+        ("har", {"head": "scaled"}, "'robust-har' or 'line' belong together"),
+    ],
+)
 def test_impossible_requests_are_one_sentence(name, options, message):
     with pytest.raises(ModelError, match=message):
         train_fleet([coin(8)], name, **options)

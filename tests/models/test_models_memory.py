@@ -12,9 +12,16 @@ from cpbmodels.arch import decoder
 from cpbmodels.fleet.fleet import Fleet
 
 SMALL = {
-    "preset": "smoke", "device": "cpu", "workers": 1, "batch_size": 16, "steps_per_epoch": 2, "epochs": 1,
-    "n_layers": 2, "dropout": 0.2, "teacher_forcing": 0.5,
-}  # fmt: skip
+    "preset": "smoke",
+    "device": "cpu",
+    "workers": 1,
+    "batch_size": 16,
+    "steps_per_epoch": 2,
+    "epochs": 1,
+    "n_layers": 2,
+    "dropout": 0.2,
+    "teacher_forcing": 0.5,
+}
 PARTS = (
     "DeferredLinear",
     "DeferredAttention",

@@ -110,8 +110,13 @@ PRICES = st.lists(st.floats(0, 1e9, allow_nan=False), min_size=1, max_size=30)
 
 
 @settings(max_examples=150, deadline=None)
-@given(PRICES, st.sampled_from(["point", "comma"]), st.sampled_from(["", " ", "'", "\u202f", "x"]), st.integers(0, 6),
-       st.sampled_from(["", "$", "\u20ac ", *(f"{code} " for code in CURRENCIES[:3])]))  # fmt: skip
+@given(
+    PRICES,
+    st.sampled_from(["point", "comma"]),
+    st.sampled_from(["", " ", "'", "\u202f", "x"]),
+    st.integers(0, 6),
+    st.sampled_from(["", "$", "\u20ac ", *(f"{code} " for code in CURRENCIES[:3])]),
+)
 def test_random_numbers_come_back_from_each_convention_or_are_refused(values, mark, group, digits, unit):
     """With the mark said each table comes back; without it, it comes back, or has two readings."""
     group = {"point": ",", "comma": "."}[mark] if group == "x" else group

@@ -26,8 +26,12 @@ def coins():
     """Coins: one, one that moves with it, one that moves against it, one of its own; and a model of the first."""
     first = frame(1)
     tables = {"A": first, "WITH": first.with_columns(PRICES * 0.02), "OTHER": frame(2)}
-    against = first.with_columns(open=1e4 / pl.col("open"), high=1e4 / pl.col("low"), low=1e4 / pl.col("high"),
-                                 close=1e4 / pl.col("close"))  # fmt: skip
+    against = first.with_columns(
+        open=1e4 / pl.col("open"),
+        high=1e4 / pl.col("low"),
+        low=1e4 / pl.col("high"),
+        close=1e4 / pl.col("close"),
+    )
     tables["AGAINST"] = against
     series = {name: Series.from_frame(table, name) for name, table in tables.items()}
     member = train_fleet([series["A"]], "linear", seeds=[1], **TINY)[0]

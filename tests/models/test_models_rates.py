@@ -14,9 +14,16 @@ from cpbmodels.fleet import loop
 from cpbmodels.fleet.fleet import rate_tensor
 
 OPTIONS = {
-    "preset": "smoke", "device": "cpu", "workers": 1, "dtype": "float64", "steps_per_epoch": 6, "epochs": 3,
-    "lr": 1e-3, "warmup_steps": 5, "schedule": "cosine",
-}  # fmt: skip
+    "preset": "smoke",
+    "device": "cpu",
+    "workers": 1,
+    "dtype": "float64",
+    "steps_per_epoch": 6,
+    "epochs": 3,
+    "lr": 1e-3,
+    "warmup_steps": 5,
+    "schedule": "cosine",
+}
 
 
 @pytest.mark.parametrize("architecture", ["linear", "gru"])

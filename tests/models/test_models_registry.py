@@ -105,7 +105,11 @@ def test_the_seeds_are_offered_as_their_notes_state_them_and_tuned(name, stated,
     original, ours = preset(f"seed-{name}", name), preset(f"seed-{name}-tuned", name)
     assert original.features == ("r_open", "r_high", "r_low", "r_close")
     assert (
-        original.optimizer, original.lr, original.schedule, original.batch_size, original.epochs
-    ) == stated  # fmt: skip
+        original.optimizer,
+        original.lr,
+        original.schedule,
+        original.batch_size,
+        original.epochs,
+    ) == stated
     assert (ours.lr, ours.schedule) == tuned
     assert ours.features == (*original.features, "log_sigma")

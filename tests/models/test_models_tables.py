@@ -59,11 +59,25 @@ def websocket(frame):
     """Binance's kline messages: L is the last trade's id, V the takers' volume and stands before v."""
     names = {"open_time": "t", "open": "o", "close": "c", "high": "h", "low": "l"}
     close = (frame["open_time"].dt.epoch("ms") + 3_599_999).alias("T")
-    return frame.with_columns(pl.col("open_time").dt.epoch("ms")).rename(names).select(
-        "t", close, pl.lit("BTCUSDT").alias("s"), pl.lit("1h").alias("i"), pl.lit(1).alias("f"),
-        (pl.int_range(pl.len()) * 7 + 3).alias("L"), (pl.col("volume") / 2).alias("V"), "o", "c", "h", "l",
-        pl.col("volume").alias("v"), pl.lit(False).alias("x"),
-    )  # fmt: skip
+    return (
+        frame.with_columns(pl.col("open_time").dt.epoch("ms"))
+        .rename(names)
+        .select(
+            "t",
+            close,
+            pl.lit("BTCUSDT").alias("s"),
+            pl.lit("1h").alias("i"),
+            pl.lit(1).alias("f"),
+            (pl.int_range(pl.len()) * 7 + 3).alias("L"),
+            (pl.col("volume") / 2).alias("V"),
+            "o",
+            "c",
+            "h",
+            "l",
+            pl.col("volume").alias("v"),
+            pl.lit(False).alias("x"),
+        )
+    )
 
 
 def test_an_exact_name_wins_and_capital_letters_are_no_prices():

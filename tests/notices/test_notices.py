@@ -63,22 +63,33 @@ def test_a_partial_run_names_each_failure_and_later_only_the_new_ones(inbox, hom
     run(home, failures=[FAILED, diverged])
     run(home, failures=[FAILED, diverged])
     assert bodies(inbox) == [
-        "- BTCUSDT 1h failed in ingest: not listed", "- gru/BTCUSDT/1h (default) failed in train: it diverged",
-    ]  # fmt: skip
+        "- BTCUSDT 1h failed in ingest: not listed",
+        "- gru/BTCUSDT/1h (default) failed in train: it diverged",
+    ]
 
 
 def decided(outcome):
     return Decision(
-        series=BTC, outcome=outcome, rule="a-rule", version_number="2", reason="it is better",
-        candidate=ModelRef(recipe="gru/default/3f9a12c0d4e5"), decided_at=datetime(2025, 6, 6, tzinfo=UTC),
-    )  # fmt: skip
+        series=BTC,
+        outcome=outcome,
+        rule="a-rule",
+        version_number="2",
+        reason="it is better",
+        candidate=ModelRef(recipe="gru/default/3f9a12c0d4e5"),
+        decided_at=datetime(2025, 6, 6, tzinfo=UTC),
+    )
 
 
 def drifted(state):
     return Alarm(
-        series=BTC, state=state, reason="35.0% of the next closes miss the band", model_version="cpb-BTCUSDT-1h/3",
-        evidence={"bands": 12.0}, threshold=10.0, since=datetime(2025, 6, 5, 14, tzinfo=UTC),
-    )  # fmt: skip
+        series=BTC,
+        state=state,
+        reason="35.0% of the next closes miss the band",
+        model_version="cpb-BTCUSDT-1h/3",
+        evidence={"bands": 12.0},
+        threshold=10.0,
+        since=datetime(2025, 6, 5, 14, tzinfo=UTC),
+    )
 
 
 def test_switches_and_drift_are_told_in_one_message_and_refreshes_are_not(inbox, home):
@@ -192,8 +203,12 @@ def test_doctor_sends_a_test_message_and_names_services_by_scheme(inbox, home, f
     def doctor(**env):
         return subprocess.run(
             [forking / "cpb", "doctor", "--notify", "--json"],
-            env=os.environ | env, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            env=os.environ | env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     sent = doctor(CPB_NOTIFY=f"json://127.0.0.1:9/other-token {inbox.url} nonsense://x")
     assert sent.returncode == 0

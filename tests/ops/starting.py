@@ -40,10 +40,13 @@ def environment(folder):
         k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
     }
     return kept | {
-        "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config"), "CPB_HOME": str(folder / "data"),
-        "PREFECT_HOME": str(folder / "prefect"), "CPB_DEPLOY_STATE": str(folder / "state"),
+        "PYTHONPATH": str(ROOT),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "CPB_HOME": str(folder / "data"),
+        "PREFECT_HOME": str(folder / "prefect"),
+        "CPB_DEPLOY_STATE": str(folder / "state"),
         "CPB_MARK": str(folder),
-    }  # fmt: skip
+    }
 
 
 def processes_of(folder):
@@ -62,9 +65,13 @@ def started(listener, folder):
     port = free_port()
     with (folder / f"{listener.name}.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", *shlex.split(COMMANDS[listener.name].format(port=port))], cwd=folder,
-            env=environment(folder), stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", *shlex.split(COMMANDS[listener.name].format(port=port))],
+            cwd=folder,
+            env=environment(folder),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         wait_until(lambda: listens(port) or process.poll() is not None)
         assert process.poll() is None, Path(log.name).read_text()

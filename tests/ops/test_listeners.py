@@ -123,15 +123,30 @@ OPEN = {  # what anybody of this machine may read: no data, but for the page's p
 DATA = {  # what a stranger would read or write
     "page": [],
     "ui": [
-        "/", "/graphql", "/get-artifact?path=x&run_uuid=x", "/api/2.0/mlflow/experiments/search",
-        "/ajax-api/2.0/mlflow/experiments/search", "/api/2.0/mlflow-artifacts/artifacts", "/signup", "/version",
-        "/metrics", "/openapi.json", "/docs", "/v1/traces", "/health", "/health/", "/static-files/index.html",
-        "/ajax-api/2.0/mlflow/get-artifact?run_uuid=x&path=key", "//health/../version",
-        "/ajax-api/2.0/mlflow/upload-artifact?run_uuid=x&path=new", "/api/2.0/mlflow-artifacts/artifacts?path=..",
-        "/model-versions/get-artifact?name=x&version=1&path=key", "/static-files/../../../../../../etc/passwd",
+        "/",
+        "/graphql",
+        "/get-artifact?path=x&run_uuid=x",
+        "/api/2.0/mlflow/experiments/search",
+        "/ajax-api/2.0/mlflow/experiments/search",
+        "/api/2.0/mlflow-artifacts/artifacts",
+        "/signup",
+        "/version",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/v1/traces",
+        "/health",
+        "/health/",
+        "/static-files/index.html",
+        "/ajax-api/2.0/mlflow/get-artifact?run_uuid=x&path=key",
+        "//health/../version",
+        "/ajax-api/2.0/mlflow/upload-artifact?run_uuid=x&path=new",
+        "/api/2.0/mlflow-artifacts/artifacts?path=..",
+        "/model-versions/get-artifact?name=x&version=1&path=key",
+        "/static-files/../../../../../../etc/passwd",
     ],
     "prefect": ["/api/flows/filter", "/api/version", "/api/admin/settings", "/api/deployments/filter"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -34,9 +34,13 @@ def victim(tmp_path_factory):
     let_others_pass(folder)
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "ui", "--port", str(port), "--json"], cwd=folder,
-        env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "flows.cli", "ui", "--port", str(port), "--json"],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         told = json.loads(process.stdout.readline())
         yield told, folder, process

@@ -133,8 +133,12 @@ def test_the_worker_sends_nothing_where_it_cannot_hold_the_port(tmp_path):
         stranger.settimeout(0.5)
         done = subprocess.run(
             [sys.executable, "-m", "flows.deploy.worker", str(port), str(os.getpid())],
-            env=env, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode != 0
         assert "another program has port" in done.stderr
         with pytest.raises(TimeoutError):

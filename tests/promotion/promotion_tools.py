@@ -14,9 +14,15 @@ from tasks.training.shard import read_job
 
 FIRST, SECOND, EARLIER = "2025-01-01", "2025-01-02", "2024-12-31"
 SPEC = RunSpec(
-    coins="BTC,ETH", timeframes="1h", architectures="linear", preset="smoke", source="sim", since="2024-09",
-    as_of=FIRST, overrides={"epochs": 1},
-)  # fmt: skip
+    coins="BTC,ETH",
+    timeframes="1h",
+    architectures="linear",
+    preset="smoke",
+    source="sim",
+    since="2024-09",
+    as_of=FIRST,
+    overrides={"epochs": 1},
+)
 BTC, ETH = (SeriesId("sim", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 
 

@@ -18,10 +18,18 @@ from tasks.tracking.store import open_store
 from tasks.training.plan import planned_recipe
 
 OPTIONS = {
-    "coins": "BTC,ETH", "timeframes": "1h", "architectures": "linear,har", "preset": "smoke", "source": "sim",
-    "since": "2024-09", "as_of": SECOND, "overrides": {"epochs": 1}, "folds": 2, "baselines": "random-walk",
+    "coins": "BTC,ETH",
+    "timeframes": "1h",
+    "architectures": "linear,har",
+    "preset": "smoke",
+    "source": "sim",
+    "since": "2024-09",
+    "as_of": SECOND,
+    "overrides": {"epochs": 1},
+    "folds": 2,
+    "baselines": "random-walk",
     "gate": True,
-}  # fmt: skip
+}
 
 
 def spec(**changed):
@@ -106,9 +114,10 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
-        ({"timeframes": "1h,4h"}, "timeframes"), ({"gate": False, "trials": 2}, "trials"),
+        ({"timeframes": "1h,4h"}, "timeframes"),
+        ({"gate": False, "trials": 2}, "trials"),
     ],
-)  # fmt: skip
+)
 def test_options_that_the_gate_cannot_judge_are_refused(changed, field):
     with pytest.raises(UsageError) as error:
         spec(**changed)

@@ -16,11 +16,27 @@ from tasks.verify import verify_all
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)
 SWITCH = Switch(
-    market="sim", timeframe="1h", switched_at=NOW, behind=("BTCUSDT",), backtest=BacktestEvidence(
-        challenger="har/default/aaaaaaaaaaaa", incumbent="gru/default/bbbbbbbbbbbb", first=NOW, last=NOW, days=600,
-        submitted=1, named="abc", ratio=0.99, low=0.98, high=0.995, p=0.01, months=20, better=15, recent_p=1.0,
+    market="sim",
+    timeframe="1h",
+    switched_at=NOW,
+    behind=("BTCUSDT",),
+    backtest=BacktestEvidence(
+        challenger="har/default/aaaaaaaaaaaa",
+        incumbent="gru/default/bbbbbbbbbbbb",
+        first=NOW,
+        last=NOW,
+        days=600,
+        submitted=1,
+        named="abc",
+        ratio=0.99,
+        low=0.98,
+        high=0.995,
+        p=0.01,
+        months=20,
+        better=15,
+        recent_p=1.0,
     ),
-)  # fmt: skip
+)
 SWITCH_FILE = "switches/interval=1h/20250601T000000000000.json"
 FILES: dict[str, tuple[Record, str]] = {
     "summary.json": (LedgerSummary(market="sim", made_at=NOW), "sim"),
@@ -63,10 +79,14 @@ def test_daily_sums_that_are_not_those_recorded_are_named(tmp_path, ledger):
 
 
 FOREIGN = (
-    "summary.json", "watch.json", "references/notes.json", "references/BTCUSDT-1h.json",
-    "switches/interval=1h/notes.json", "interval=1h/symbol=my-own/daily.json",
+    "summary.json",
+    "watch.json",
+    "references/notes.json",
+    "references/BTCUSDT-1h.json",
+    "switches/interval=1h/notes.json",
+    "interval=1h/symbol=my-own/daily.json",
     "interval=often/symbol=BTCUSDT/daily.json",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("content", ["{}", "[1, 2]", "no JSON", ""])
@@ -74,13 +94,21 @@ def test_files_that_are_not_provably_cpbs_are_no_damage(tmp_path, content):
     """The home may be a folder in which the user keeps a `ledger` too."""
     others = [f"ledger/{name}" for name in FOREIGN]
     others += [
-        "manifest.db", "fleets/0123456789abcdef/job.json", "fleets/0123456789abcdef/result.json",
+        "manifest.db",
+        "fleets/0123456789abcdef/job.json",
+        "fleets/0123456789abcdef/result.json",
         "fleets/0123456789abcdef/members/mine/notes.json",
-        "fleets/notes/job.json", "forecasts/chain.jsonl", "forecasts/notes/index.json", "hub/README.md",
+        "fleets/notes/job.json",
+        "forecasts/chain.jsonl",
+        "forecasts/notes/index.json",
+        "hub/README.md",
         "hub/notes/1h/x.json",
-        "features/interval=1h/symbol=BTCUSDT/notes.json", "features/interval=1h/symbol=BTCUSDT/aaaaaaaaaaaaaaaa.json",
-        "klines/notes.parquet", "cache/notes.arrow", "quarantine/notes.zip",
-    ]  # fmt: skip
+        "features/interval=1h/symbol=BTCUSDT/notes.json",
+        "features/interval=1h/symbol=BTCUSDT/aaaaaaaaaaaaaaaa.json",
+        "klines/notes.parquet",
+        "cache/notes.arrow",
+        "quarantine/notes.zip",
+    ]
     for name in others:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

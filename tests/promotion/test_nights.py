@@ -3,17 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from promotion_tools import (
-    BTC,
-    EARLIER,
-    ETH,
-    SECOND,
-    aliases,
-    decided,
-    newest,
-    night,
-    widened,
-)  # fmt: skip
+from promotion_tools import BTC, EARLIER, ETH, SECOND, aliases, decided, newest, night, widened
 
 from schemas.handover import BacktestEvidence
 from schemas.scope import home
@@ -191,12 +181,31 @@ def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_deci
     har = next(m for m in recipes_of_last_run() if m.architecture == "har")
     linear = registered_model(champions(open_store(), market="sim")[0]).recipe
     figures = BacktestEvidence(
-        challenger=str(har), incumbent=str(linear), first=datetime(2024, 11, 1, tzinfo=UTC),
-        last=datetime(2024, 12, 30, tzinfo=UTC), days=60, submitted=3, named="abc", ratio=0.99, low=0.98,
-        high=0.995, p=0.001, months=2, better=2, recent_p=1.0,
-    )  # fmt: skip
-    save(home(), Switch(market="sim", timeframe="1h", backtest=figures, switched_at=figures.last,
-                        behind=("BTCUSDT", "ETHUSDT")))  # fmt: skip
+        challenger=str(har),
+        incumbent=str(linear),
+        first=datetime(2024, 11, 1, tzinfo=UTC),
+        last=datetime(2024, 12, 30, tzinfo=UTC),
+        days=60,
+        submitted=3,
+        named="abc",
+        ratio=0.99,
+        low=0.98,
+        high=0.995,
+        p=0.001,
+        months=2,
+        better=2,
+        recent_p=1.0,
+    )
+    save(
+        home(),
+        Switch(
+            market="sim",
+            timeframe="1h",
+            backtest=figures,
+            switched_at=figures.last,
+            behind=("BTCUSDT", "ETHUSDT"),
+        ),
+    )
     better_recipe(trainer, seed=2, as_of="2025-01-02T05:00")
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
     assert newest().backtest == figures

@@ -201,22 +201,38 @@ def test_a_recipe_that_passed_the_gate_is_trained_until_every_coin_has_followed(
 def switched(incumbent, fleet, *, behind=("BTCUSDT",), days=0):
     day = SPEC.scope.as_of + timedelta(days=days)
     figures = BacktestEvidence(
-        challenger=str(planned_recipe(fleet)), incumbent=incumbent, first=day, last=day, days=60, submitted=1,
-        named="abc", ratio=0.99, low=0.98, high=0.995, p=0.001, months=2, better=2, recent_p=1.0,
-    )  # fmt: skip
-    return Switch(
-        market="sim", timeframe="1h", switched_at=day, behind=behind, fleet=fleet, backtest=figures
-    )  # fmt: skip
+        challenger=str(planned_recipe(fleet)),
+        incumbent=incumbent,
+        first=day,
+        last=day,
+        days=60,
+        submitted=1,
+        named="abc",
+        ratio=0.99,
+        low=0.98,
+        high=0.995,
+        p=0.001,
+        months=2,
+        better=2,
+        recent_p=1.0,
+    )
+    return Switch(market="sim", timeframe="1h", switched_at=day, behind=behind, fleet=fleet, backtest=figures)
 
 
 @pytest.mark.parametrize(
     ("fleet", "sentence"),
     [
         (None, "its switch does not say how"),
-        (FleetSpec(architecture="har", preset="gone"), "this release refuses its options (preset 'gone' is unknown"),
-        (FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 7}), "preset smoke gives har/smoke/"),
+        (
+            FleetSpec(architecture="har", preset="gone"),
+            "this release refuses its options (preset 'gone' is unknown",
+        ),
+        (
+            FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 7}),
+            "preset smoke gives har/smoke/",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_recipe_that_passed_the_gate_and_cannot_be_trained_is_told(trainer, fleet, sentence):
     """Otherwise the coins behind would wait for it for ever, and nobody would know."""
     recipe = champions(open_store())[0].tags["cpb.recipe"]

@@ -86,9 +86,16 @@ def test_words_are_no_symbols(name):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(COINS), st.sampled_from(["USDT", "USD", "EUR", "BTC"]), st.sampled_from(["", "-", "_"]),
-       st.sampled_from(list(INTERVAL_SECONDS)), st.sampled_from("-_ "), st.sampled_from(["", "Binance_", "KRAKEN "]),
-       st.sampled_from(["", "_2024-01-31", "-2024", " (3)"]), st.booleans())  # fmt: skip
+@given(
+    st.sampled_from(COINS),
+    st.sampled_from(["USDT", "USD", "EUR", "BTC"]),
+    st.sampled_from(["", "-", "_"]),
+    st.sampled_from(list(INTERVAL_SECONDS)),
+    st.sampled_from("-_ "),
+    st.sampled_from(["", "Binance_", "KRAKEN "]),
+    st.sampled_from(["", "_2024-01-31", "-2024", " (3)"]),
+    st.booleans(),
+)
 def test_pairs_come_back_from_each_form(coin, quote, inner, interval, outer, before, behind, lower):
     pair = f"{coin}{inner}{quote}"
     read = read_name(f"{before}{pair.lower() if lower else pair}{outer}{interval}{behind}")
@@ -108,5 +115,10 @@ def test_a_word_more_is_never_passed_over(name, word, before):
 
 def test_coins_that_end_like_a_currency_are_no_pairs():
     assert [base_of_pair(name) for name in ("WBTC", "STETH", "BUSD", "USDT", "ETHBTC", "BTCUSD")] == [
-        "", "", "", "", "ETH", "BTC",
-    ]  # fmt: skip
+        "",
+        "",
+        "",
+        "",
+        "ETH",
+        "BTC",
+    ]

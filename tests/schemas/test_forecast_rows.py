@@ -26,10 +26,18 @@ def backtest():
     prices = dict(zip(QUANTILE_COLUMNS, [90.0 + i for i in range(19)], strict=True))
     candle = {"q50_open": 99.0, "q50_high": 99.5, "q50_low": 98.0}
     rows = [
-        KEYS | {"step": n, "target_time": ISSUED_AT + n * HOUR, "last_close": 99.0, "realised_close": 98.0, "fold": 1}
-        | prices | candle
+        KEYS
+        | {
+            "step": n,
+            "target_time": ISSUED_AT + n * HOUR,
+            "last_close": 99.0,
+            "realised_close": 98.0,
+            "fold": 1,
+        }
+        | prices
+        | candle
         for n in (1, 2)
-    ]  # fmt: skip
+    ]
     return pl.DataFrame(rows, schema=BACKTEST_SCHEMA)
 
 

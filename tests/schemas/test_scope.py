@@ -19,11 +19,18 @@ from schemas.tuning import TuneSpec
 @pytest.mark.parametrize(
     ("coin", "symbol"),
     [
-        ("BTC", "BTCUSDT"), ("btc", "BTCUSDT"), ("BTCUSDT", "BTCUSDT"), ("ethbtc", "ETHBTC"), ("WBTC", "WBTCUSDT"),
-        ("BTC/USDT", "BTCUSDT"), ("BTCUSD_PERP", "BTCUSD_PERP"), ("1INCH", "1INCHUSDT"), ("USDC", "USDCUSDT"),
+        ("BTC", "BTCUSDT"),
+        ("btc", "BTCUSDT"),
+        ("BTCUSDT", "BTCUSDT"),
+        ("ethbtc", "ETHBTC"),
+        ("WBTC", "WBTCUSDT"),
+        ("BTC/USDT", "BTCUSDT"),
+        ("BTCUSD_PERP", "BTCUSD_PERP"),
+        ("1INCH", "1INCHUSDT"),
+        ("USDC", "USDCUSDT"),
         ("ETHFDUSD", "ETHFDUSD"),
     ],
-)  # fmt: skip
+)
 def test_symbol_of(coin, symbol):
     assert symbol_of(coin) == symbol
 
@@ -143,19 +150,29 @@ def test_each_of_several_presets_trains_its_own_architectures():
         ({"preset": "seed-gru,nope"}, "preset", "preset 'nope' is unknown: choose from smoke, "),
         ({"preset": ","}, "preset", "preset ',' is unknown: choose from smoke, "),
         (
-            {"preset": "seed-gru,default", "architectures": "gru,har,lstm"}, "architectures",
+            {"preset": "seed-gru,default", "architectures": "gru,har,lstm"},
+            "architectures",
             "none of the presets seed-gru,default trains lstm",
         ),
         (
-            {"preset": "seed-gru,default", "architectures": "har"}, "architectures",
+            {"preset": "seed-gru,default", "architectures": "har"},
+            "architectures",
             "preset seed-gru trains none of them; leave the preset out, or add one of gru",
         ),
-        ({"preset": "seed-gru,seed-lstm", "architectures": "gru,arima"}, "architectures", "unknown arima; choose from"),
-        ({"preset": "seed-gru,seed-gru-tuned", "overrides": {"n_heads": 2}}, "overrides", "n_heads has no effect on"),
+        (
+            {"preset": "seed-gru,seed-lstm", "architectures": "gru,arima"},
+            "architectures",
+            "unknown arima; choose from",
+        ),
+        (
+            {"preset": "seed-gru,seed-gru-tuned", "overrides": {"n_heads": 2}},
+            "overrides",
+            "n_heads has no effect on",
+        ),
         ({"preset": "default,seed-gru", "overrides": {"epoch": 2}}, "overrides", "epoch"),
         ({"preset": "default,seed-gru", "overrides": {"lr": 7}}, "overrides", "lr must be a number"),
     ],
-)  # fmt: skip
+)
 def test_presets_that_do_not_fit_are_refused_by_name(options, field, sentence):
     with pytest.raises(UsageError, match=sentence) as refused:
         RunSpec(**options)
@@ -164,15 +181,18 @@ def test_presets_that_do_not_fit_are_refused_by_name(options, field, sentence):
 
 def test_an_override_goes_to_each_preset_that_reads_it():
     changed = {"n_heads": 2, "epochs": 5, "hidden_dim": 16}
-    given = RunSpec(preset="seed-transformer,seed-gru,seed-lstm,smoke", architectures="transformer,gru,lstm,linear",
-                    overrides=changed)  # fmt: skip
+    given = RunSpec(
+        preset="seed-transformer,seed-gru,seed-lstm,smoke",
+        architectures="transformer,gru,lstm,linear",
+        overrides=changed,
+    )
     by_preset = {fleet.preset: fleet.overrides for fleet in given.fleets}
     assert by_preset["seed-transformer"] == by_preset["seed-lstm"] == by_preset["smoke"] == changed
     assert by_preset["seed-gru"] == {"epochs": 5, "hidden_dim": 16}
     # To all architectures of a preset, as in a run of this preset alone: their recipes are the same.
-    assert [f for f in given.fleets if f.preset == "smoke"] == [*RunSpec(
-        preset="smoke", architectures="transformer,gru,lstm,linear", overrides=changed
-    ).fleets]  # fmt: skip
+    assert [f for f in given.fleets if f.preset == "smoke"] == [
+        *RunSpec(preset="smoke", architectures="transformer,gru,lstm,linear", overrides=changed).fleets
+    ]
 
 
 def test_an_average_reads_what_its_members_read():

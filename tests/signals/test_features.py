@@ -25,10 +25,13 @@ def klines(rows=600, seed=0, hours=1):
     return pl.DataFrame(
         {
             "open_time": pl.Series(times, dtype=pl.Datetime("us", "UTC")),
-            "open": opened, "high": high, "low": low, "close": close,
+            "open": opened,
+            "high": high,
+            "low": low,
+            "close": close,
             "volume": random.lognormal(3, 1, rows),
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,14 @@ def records(rows, late, timeframe):
         last = end - timedelta(seconds=step * (i * late))
         us = [round((last - timedelta(seconds=step * k)).timestamp() * 1e6) for k in (n - 1, 0)]
         record = SeriesRecord(
-            series=SeriesId("spot", f"C{i}USDT", timeframe), path="x", digest="d", file_digest="f", rows=n,
-            first_us=us[0], last_us=us[1],
-        )  # fmt: skip
+            series=SeriesId("spot", f"C{i}USDT", timeframe),
+            path="x",
+            digest="d",
+            file_digest="f",
+            rows=n,
+            first_us=us[0],
+            last_us=us[1],
+        )
         made.append(record)
     return made
 
@@ -67,9 +72,12 @@ def test_folds_keep_their_distance_whatever_the_history(rows, late, count, tf):
 
 @settings(max_examples=80, deadline=None)
 @given(
-    seed=st.integers(0, 10_000), holes=st.integers(0, 6), context=st.integers(1, 40), horizon=st.integers(1, 12),
+    seed=st.integers(0, 10_000),
+    holes=st.integers(0, 6),
+    context=st.integers(1, 40),
+    horizon=st.integers(1, 12),
     stride=st.integers(1, 7),
-)  # fmt: skip
+)
 def test_no_window_crosses_a_hole_a_gap_in_a_column_or_a_border(seed, holes, context, horizon, stride):
     draw = np.random.default_rng(seed)
     rows = 400
@@ -78,9 +86,13 @@ def test_no_window_crosses_a_hole_a_gap_in_a_column_or_a_border(seed, holes, con
     features[draw.random(rows) < 0.02, 1] = np.nan
     a, b, c = np.sort(draw.integers(0, rows, 3))
     series = Series(
-        prices=np.ones((rows, 4)), features=features, names=("x", "y"), volatility=np.ones(rows), segments=segments,
+        prices=np.ones((rows, 4)),
+        features=features,
+        names=("x", "y"),
+        volatility=np.ones(rows),
+        segments=segments,
         spans={"train": (0, int(a)), "validation": (int(b), int(c)), "test": (int(c), rows)},
-    )  # fmt: skip
+    )
     for split, (first, last) in series.spans.items():
         honest = [
             t

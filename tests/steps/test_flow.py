@@ -34,9 +34,15 @@ from tasks.training.local import TrainerDied, TrainingTimeout
 from tasks.training.shard import read_job, read_result
 
 SPEC = RunSpec(
-    coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
-    since="2024-09", as_of="2025-01-01", overrides={"epochs": 1},
-)  # fmt: skip
+    coins="BTC,ETH",
+    timeframes="1h",
+    architectures="linear,robust-har",
+    preset="smoke",
+    source="sim",
+    since="2024-09",
+    as_of="2025-01-01",
+    overrides={"epochs": 1},
+)
 LABEL = "smoke+b2c6f1d2"
 """The label of its preset, with the digest of the overrides."""
 BTC, ETH = (SeriesId("sim", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
@@ -245,8 +251,9 @@ def test_what_the_fleets_cost_is_said_at_the_end_and_by_json(trainer):
     (trained,) = [line for line in said if line.startswith("trained linear: ")]
     assert re.fullmatch(
         r"trained linear: 2 members \(\d+\.\d s, [\d,]+ windows/s on cpu, at most [\d,]+ MB of memory, "
-        r"best epoch 1 of 1\)", trained,
-    )  # fmt: skip
+        r"best epoch 1 of 1\)",
+        trained,
+    )
     (solved,) = [line for line in said if line.startswith("trained robust-har: ")]
     assert "best epoch" not in solved
     assert re.fullmatch(
@@ -283,13 +290,18 @@ def test_of_classifiers_the_run_says_how_often_they_are_right(trainer):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"profile": "gpu-6gb"}, "profile gpu-6gb sets batch_size 16, context 20 of preset seed-gru: "
-                                 "other models than the preset's own"),
-        ({"profile": "gpu-6gb", "batch_size": 8}, "profile gpu-6gb sets context 20 of preset seed-gru: "
-                                                  "other models than the preset's own"),
+        (
+            {"profile": "gpu-6gb"},
+            "profile gpu-6gb sets batch_size 16, context 20 of preset seed-gru: "
+            "other models than the preset's own",
+        ),
+        (
+            {"profile": "gpu-6gb", "batch_size": 8},
+            "profile gpu-6gb sets context 20 of preset seed-gru: other models than the preset's own",
+        ),
         ({"profile": "gpu-16gb"}, None),
     ],
-)  # fmt: skip
+)
 def test_a_profile_says_what_it_sets(trainer, options, sentence):
     sizes = {name: value for name, value in options.items() if name != "profile"}
     overrides = {"epochs": 1, "steps_per_epoch": 1, "hidden_dim": 4} | sizes
@@ -327,14 +339,17 @@ def test_one_forecast_that_is_not_finite_costs_that_model_alone(trainer):
         "linear/sim-ETHUSDT/1h",
     )
     assert statuses() == {
-        ("linear", "BTCUSDT"): "FINISHED", ("linear", "ETHUSDT"): "FAILED",
-        ("robust-har", "BTCUSDT"): "FINISHED", ("robust-har", "ETHUSDT"): "FINISHED",
-    }  # fmt: skip
+        ("linear", "BTCUSDT"): "FINISHED",
+        ("linear", "ETHUSDT"): "FAILED",
+        ("robust-har", "BTCUSDT"): "FINISHED",
+        ("robust-har", "ETHUSDT"): "FINISHED",
+    }
     why = f"linear/sim-ETHUSDT/1h ({LABEL}) in evaluate: {failure.why}"
     assert recorded("flow") == [("train-all", "FINISHED", "partial", why)]
     assert recorded("fleet") == [
-        ("linear", "FINISHED", "partial", why), ("robust-har", "FINISHED", "complete", None),
-    ]  # fmt: skip
+        ("linear", "FINISHED", "partial", why),
+        ("robust-har", "FINISHED", "complete", None),
+    ]
     assert (summary.members, summary.champions) == (3, 2)
     assert any(line.startswith(f"FAILED linear/sim-ETHUSDT/1h ({LABEL}) in evaluate") for line in said)
 
@@ -365,14 +380,17 @@ def test_a_fleet_that_cannot_be_trained_is_recorded_as_failed_and_leaves_the_oth
     assert len(summary.failures) == 2
     assert trainer.calls.count("linear") == tries
     assert statuses() == {
-        ("linear", "BTCUSDT"): "FAILED", ("linear", "ETHUSDT"): "FAILED",
-        ("robust-har", "BTCUSDT"): "FINISHED", ("robust-har", "ETHUSDT"): "FINISHED",
-    }  # fmt: skip
+        ("linear", "BTCUSDT"): "FAILED",
+        ("linear", "ETHUSDT"): "FAILED",
+        ("robust-har", "BTCUSDT"): "FINISHED",
+        ("robust-har", "ETHUSDT"): "FINISHED",
+    }
     why = f"linear/sim-BTCUSDT/1h ({LABEL}) in train: {error} (and 1 more)"
     assert recorded("flow") == [("train-all", "FINISHED", "partial", why)]
     assert recorded("fleet") == [
-        ("linear", "FAILED", "failed", why), ("robust-har", "FINISHED", "complete", None),
-    ]  # fmt: skip
+        ("linear", "FAILED", "failed", why),
+        ("robust-har", "FINISHED", "complete", None),
+    ]
     members = [run for run in recorded("member") if run[0] == "linear"]
     assert members == [("linear", "FAILED", None, str(error))] * 2
     assert (summary.exit_code, summary.members, summary.champions) == (3, 2, 2)
@@ -434,9 +452,12 @@ def test_a_model_that_diverged_in_its_first_epoch_is_a_failure_and_no_champion(t
 
     def diverge(job, loaded, **how):
         models = train(job, loaded, **how)
-        return [replace(m, report=m.report | {"diverged": True}) if s.symbol.endswith("BTCUSDT") and
-                job.architecture == "robust-har" else m
-                for m, (_, s) in zip(models, loaded, strict=True)]  # fmt: skip
+        return [
+            replace(m, report=m.report | {"diverged": True})
+            if s.symbol.endswith("BTCUSDT") and job.architecture == "robust-har"
+            else m
+            for m, (_, s) in zip(models, loaded, strict=True)
+        ]
 
     monkeypatch.setattr(worker, "train_members", diverge)
     summary, _ = run()
@@ -533,9 +554,12 @@ def test_a_coin_that_stopped_trading_loses_its_champion(trainer, tmp_path, monke
 
     read, end = feature_files.read_klines, shortened(tmp_path / "data", "ETHUSDT", days)
     monkeypatch.setattr(
-        feature_files, "read_klines", lambda home, series, as_of=None, **kw: read(
-            home, series, as_of=end if series.symbol == "ETHUSDT" else as_of, **kw)
-    )  # fmt: skip
+        feature_files,
+        "read_klines",
+        lambda home, series, as_of=None, **kw: read(
+            home, series, as_of=end if series.symbol == "ETHUSDT" else as_of, **kw
+        ),
+    )
     # It is more candles than the champion has seen that count: this run sees fewer of ETH.
     monkeypatch.setattr(
         night, "registered_model", lambda champion: replace(registered_model(champion), candles=0)

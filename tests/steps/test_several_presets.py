@@ -167,9 +167,14 @@ def test_each_fleet_has_a_progress_and_a_task_of_its_own(here, monkeypatch):
 
 def test_a_backtest_has_a_model_of_each_preset(here):
     spec = BacktestSpec(
-        **SCOPE, preset="a.toml,b.toml,smoke", architectures="linear,har", folds=2, out="out", check_lookahead=True,
+        **SCOPE,
+        preset="a.toml,b.toml,smoke",
+        architectures="linear,har",
+        folds=2,
+        out="out",
+        check_lookahead=True,
         baselines="random-walk",
-    )  # fmt: skip
+    )
     said = []
     answer = run_backtest(spec, Runner(), said.append)
     (a, b), names = [name for name in answer["pooled"] if "+" in name], {"random-walk", "linear/smoke", "har"}

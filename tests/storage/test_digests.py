@@ -14,9 +14,13 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "ROOT", tmp_path)
     monkeypatch.setattr(records, "PACKAGES", {"a", "b"})
     for name, text in {
-        "a/__init__.py": "", "a/one.py": "from b.two import X\nimport json", "b/__init__.py": "",
-        "b/two.py": "def f():\n    from a import three\nX = 1", "a/three.py": "import a.one", "a/other.py": "",
-    }.items():  # fmt: skip
+        "a/__init__.py": "",
+        "a/one.py": "from b.two import X\nimport json",
+        "b/__init__.py": "",
+        "b/two.py": "def f():\n    from a import three\nX = 1",
+        "a/three.py": "import a.one",
+        "a/other.py": "",
+    }.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

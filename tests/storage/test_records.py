@@ -19,12 +19,17 @@ RESULT = ShardResult(
     key="k",
     architecture="har",
     members=(
-        TrainedMember(model=MODEL, name="um-BTCUSDT-1h", files={"a": "b"},
-                      history=({"val_loss": 1.25, "lr": math.nan},), report={"epochs_run": 3}),
+        TrainedMember(
+            model=MODEL,
+            name="um-BTCUSDT-1h",
+            files={"a": "b"},
+            history=({"val_loss": 1.25, "lr": math.nan},),
+            report={"epochs_run": 3},
+        ),
     ),
     failures=(Failure.of(MODEL, "train", "why"),),
     train_seconds=0.1 + 0.2,
-)  # fmt: skip
+)
 
 
 def test_a_record_comes_back_as_it_was(tmp_path):
@@ -88,7 +93,13 @@ WHOLE = {"key": "k", "architecture": "har"}
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", "{}", "\x00\xff", '{"rows": 1}',
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        "\x00\xff",
+        '{"rows": 1}',
         json.dumps(head(Renewed, 1, {}, digest="0")),
         json.dumps(head(Renewed, 0, {})),
         json.dumps(head(Renewed, 3, {})),
@@ -97,7 +108,7 @@ WHOLE = {"key": "k", "architecture": "har"}
         json.dumps(head(ShardResult, 1, WHOLE)),
         json.dumps(head(ShardResult, 1, WHOLE | {"unknown": 1})),
     ],
-)  # fmt: skip
+)
 def test_damage_of_the_present_version_has_a_reason_in_words(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)

@@ -43,7 +43,7 @@ def record(folder, night, architecture, series):
         metrics={"test_crps_ratio": ratio(architecture, night), "windows_per_s": 100.0},
         folder=folder,
         tags={"verdict": "no different", "recipe": "smoke"},
-    )  # fmt: skip
+    )
 
 
 def model_files(place, content):
@@ -81,9 +81,13 @@ def add_night(store, home, number, market="spot", symbols=SYMBOLS, promote=True,
     for symbol, run_id in zip(symbols, members, strict=False) if promote else ():
         series = SeriesId(market, symbol, "1h")
         register_champion(
-            series, run_id, reason=f"night {number}", metrics={"test_crps_ratio": 0.9},
-            tags={"architecture": "gru", "recipe": "smoke", "verdict": "no different"}, store=store,
-        )  # fmt: skip
+            series,
+            run_id,
+            reason=f"night {number}",
+            metrics={"test_crps_ratio": 0.9},
+            tags={"architecture": "gru", "recipe": "smoke", "verdict": "no different"},
+            store=store,
+        )
     finish(flow.run_id)
     date_rows(f"sqlite:///{database}" if database else store.uri, began, day(number))
     return flow.run_id, fleets, members

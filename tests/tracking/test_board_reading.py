@@ -76,11 +76,18 @@ def history(store, seed):
             )
             coins = choose.choice([["BTC"], ["BTC", "ETH"]])
             records = [
-                member(key=f"{seed} {number} {turn} {coin}", symbol=f"{coin}USDT", architecture=architecture,
-                       **({"reason": "diverged", "metrics": {}} if choose.random() < 0.2
-                          else {"metrics": {"test_crps_ratio": choose.random()}}))
+                member(
+                    key=f"{seed} {number} {turn} {coin}",
+                    symbol=f"{coin}USDT",
+                    architecture=architecture,
+                    **(
+                        {"reason": "diverged", "metrics": {}}
+                        if choose.random() < 0.2
+                        else {"metrics": {"test_crps_ratio": choose.random()}}
+                    ),
+                )
                 for coin in coins
-            ]  # fmt: skip
+            ]
             log_members(fleet.run_id, records)
             if choose.random() < 0.15:
                 store.client.set_tag(fleet.run_id, PRUNED, "2025")

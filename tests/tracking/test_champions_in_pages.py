@@ -44,10 +44,19 @@ def test_pages_give_what_single_calls_give(store, tmp_path):
 
 def test_a_member_logs_the_contract_and_what_lists_read_and_leaves_the_rest_to_its_files(store):
     contract = {
-        "test_crps", "test_crps_ratio", "test_mae_ratio", "test_directional_accuracy", "test_coverage_80",
-        "windows_per_s", "epochs_run", "gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb", "gpu_util_mean",
-        "gpu_power_mean_w", "rss_peak_mb",
-    }  # fmt: skip
+        "test_crps",
+        "test_crps_ratio",
+        "test_mae_ratio",
+        "test_directional_accuracy",
+        "test_coverage_80",
+        "windows_per_s",
+        "epochs_run",
+        "gpu_mem_allocated_peak_mb",
+        "gpu_mem_reserved_peak_mb",
+        "gpu_util_mean",
+        "gpu_power_mean_w",
+        "rss_peak_mb",
+    }
     assert contract <= OF_MEMBERS.keys()
     measured = dict.fromkeys([*contract, "test_width_90", "fleet_members"], 1.0)
     (plain,) = log_members(fleet_of("a").run_id, [member(metrics=measured)])

@@ -24,9 +24,13 @@ BTC = SeriesId("spot", "BTCUSDT", "1h")
 
 def decided(night):
     return Decision(
-        series=BTC, outcome="kept", rule="worse", version_number="1", reason=f"night {night}",
+        series=BTC,
+        outcome="kept",
+        rule="worse",
+        version_number="1",
+        reason=f"night {night}",
         decided_at=datetime(2025, 1, 1, 3, tzinfo=UTC) + timedelta(days=night),
-    )  # fmt: skip
+    )
 
 
 def test_the_newest_and_those_of_the_last_nights_are_kept_and_no_more(store):

@@ -352,9 +352,14 @@ def test_the_command_shows_and_changes_the_store(place, made, monkeypatch, cpb_h
     code, out, err = cpb_here("store", "--take", "--json")
     assert code == 0
     assert json.loads(out) == {
-        "home": "data", "store": other.uri, "id": other.id, "is_own": True, "champions": 0,
-        "packaged_elsewhere": [], "exit": 0,
-    }  # fmt: skip
+        "home": "data",
+        "store": other.uri,
+        "id": other.id,
+        "is_own": True,
+        "champions": 0,
+        "packaged_elsewhere": [],
+        "exit": 0,
+    }
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert open_store().id == other.id != own.id
 

@@ -12,10 +12,14 @@ def flow(key, ratios, finished=True, market="spot", name="train-all", config=Non
     for architecture, values in ratios.items():
         fleet = start_fleet(parent.run_id, architecture, f"{key}/{architecture}")
         records = [
-            member(key=f"{key}/{architecture}/{i}", symbol=f"C{i}USDT", architecture=architecture,
-                   metrics={"test_crps_ratio": v, "windows_per_s": 10.0 * (i + 1), "rss_peak_mb": 100.0 + i})
+            member(
+                key=f"{key}/{architecture}/{i}",
+                symbol=f"C{i}USDT",
+                architecture=architecture,
+                metrics={"test_crps_ratio": v, "windows_per_s": 10.0 * (i + 1), "rss_peak_mb": 100.0 + i},
+            )
             for i, v in enumerate(values)
-        ]  # fmt: skip
+        ]
         log_members(fleet.run_id, records)
         log_metrics(fleet.run_id, {"train_seconds": 3.0})
         finish(fleet.run_id)
@@ -94,8 +98,9 @@ def test_an_interval_is_shown_only_where_its_fleet_is_whole(store):
     assert (part["members"], part["crps_ratio_low"], part["verdict"]) == (1, None, None)
     pooled("new", ["BTCUSDT"])
     assert [(r["coins"], r["crps_ratio_low"], r["verdict"]) for r in leaderboard()] == [
-        ("BTC, ETH", 0.8, "better"), ("BTC", 0.8, "better"),
-    ]  # fmt: skip
+        ("BTC, ETH", 0.8, "better"),
+        ("BTC", 0.8, "better"),
+    ]
     (part,) = leaderboard(symbols=["BTCUSDT"])
     assert (part["coins"], part["crps_ratio_low"]) == ("BTC", 0.8)
 
@@ -105,10 +110,14 @@ def mostly_failed(key, ratios):
     parent = start_parent(key, {"market": "spot"})
     fleet = start_fleet(parent.run_id, "har", f"{key}/har")
     records = [
-        member(key=f"{key}/{i}", symbol=f"C{i}USDT", architecture="har",
-               **({"reason": "diverged", "metrics": {}} if v is None else {"metrics": {"test_crps_ratio": v}}))
+        member(
+            key=f"{key}/{i}",
+            symbol=f"C{i}USDT",
+            architecture="har",
+            **({"reason": "diverged", "metrics": {}} if v is None else {"metrics": {"test_crps_ratio": v}}),
+        )
         for i, v in enumerate(ratios)
-    ]  # fmt: skip
+    ]
     log_members(fleet.run_id, records)
     finish(fleet.run_id, "partial")
     finish(parent.run_id, "partial")

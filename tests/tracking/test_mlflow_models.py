@@ -243,8 +243,10 @@ def test_what_was_downloaded_installs_and_forecasts_by_itself(store, champion, c
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(site), str(got), str(tmp_path / "candles.csv")],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)}, **run,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        **run,
+    )
     assert float(done.stdout) == expected(champion.folder, candles)["q50"].iloc[-1]
 
 

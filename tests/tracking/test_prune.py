@@ -402,8 +402,11 @@ def child(nights, code, *arguments, wait=True, program=(sys.executable, "-c")):
     )
     return start(
         [*program, code, str(nights.home), *map(str, arguments)],
-        cwd=nights.place, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, **options,
-    )  # fmt: skip
+        cwd=nights.place,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True,
+        **options,
+    )
 
 
 def ended_like(nights):

@@ -78,8 +78,11 @@ def test_a_member_run_holds_the_contract(store, folder):
     assert run.data.tags["mlflow.parentRunId"] == fleet.run_id
     assert run.data.params == {}  # all that it has is what the fleet's members share
     assert store.client.get_run(fleet.run_id).data.params == {
-        "hidden": "128", "optimizer.name": "adam", "optimizer.lr": "0.001", "features": '["r_open", "r_close"]',
-    }  # fmt: skip
+        "hidden": "128",
+        "optimizer.name": "adam",
+        "optimizer.lr": "0.001",
+        "features": '["r_open", "r_close"]',
+    }
     assert run.data.metrics["test_crps_ratio"] == 0.98
     assert {"gpu_util_mean", "test_rmse"}.isdisjoint(run.data.metrics)  # not measured
     losses = store.client.get_metric_history(run.info.run_id, "train_loss")

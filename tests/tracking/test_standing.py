@@ -14,10 +14,16 @@ def trained(key, ratios, as_of, recipe="default", span="2025"):
     parent = start_parent(key, {"market": "spot"}, {"preset": "default", "as_of": as_of})
     fleet = start_fleet(parent.run_id, "gru", f"{key}/gru", {"recipe": recipe})
     records = [
-        member(key=f"{key}/{i}", symbol=f"C{i}USDT", as_of=as_of, metrics={"test_crps_ratio": v},
-               preset="default", config={"bounds": {"test": SPANS[span]}})
+        member(
+            key=f"{key}/{i}",
+            symbol=f"C{i}USDT",
+            as_of=as_of,
+            metrics={"test_crps_ratio": v},
+            preset="default",
+            config={"bounds": {"test": SPANS[span]}},
+        )
         for i, v in enumerate(ratios)
-    ]  # fmt: skip
+    ]
     log_members(fleet.run_id, records)
     log_metrics(fleet.run_id, {"pooled_crps_ratio_1h": sum(ratios) / len(ratios)})
     finish(fleet.run_id)
@@ -50,7 +56,9 @@ def test_figures_and_the_list_of_a_series_have_the_same_models(several):
         }
         assert listed == drawn
     assert {(r["symbol"], r["preset"], r["crps_ratio"]) for r in rows} == {
-        ("C0USDT", "default", 0.8), ("C1USDT", "default", 0.91),
-        ("C0USDT", "default+0a1b2c3d", 2.0), ("C1USDT", "default+0a1b2c3d", 2.1),
-    }  # fmt: skip
+        ("C0USDT", "default", 0.8),
+        ("C1USDT", "default", 0.91),
+        ("C0USDT", "default+0a1b2c3d", 2.0),
+        ("C1USDT", "default+0a1b2c3d", 2.1),
+    }
     assert {r["test_span"] for r in rows} == {"/".join(SPANS["2025"])}

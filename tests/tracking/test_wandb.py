@@ -24,12 +24,18 @@ def run_id(store):
     history = [{"epoch": n, "train_loss": 3.0 / n, "val_loss": 4.0 / n} for n in (1, 2)]
     records = [
         MemberRecord(
-            key=symbol, model=ModelId("gru", "smoke", SeriesId("spot", symbol, "1h"), 1), device="cpu", preset="smoke",
-            data_digest="d", as_of="newest", config={"hidden_dim": 8, "own": symbol},
-            metrics={"test_crps_ratio": 0.9}, history=history,
+            key=symbol,
+            model=ModelId("gru", "smoke", SeriesId("spot", symbol, "1h"), 1),
+            device="cpu",
+            preset="smoke",
+            data_digest="d",
+            as_of="newest",
+            config={"hidden_dim": 8, "own": symbol},
+            metrics={"test_crps_ratio": 0.9},
+            history=history,
         )
         for symbol in ("BTCUSDT", "ETHUSDT")
-    ]  # fmt: skip
+    ]
     log_members(fleet, records)
     log_metrics(fleet, {"test_crps_ratio": 0.95})
     finish(flow, COMPLETE)

@@ -20,9 +20,15 @@ from tasks.training import trainer
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/mlflow.md").read_text()
 SPEC = RunSpec(
-    coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har,average,gru,classifier-gru", preset="smoke",
-    source="sim", since="2024-09", as_of="2025-01-01", overrides={"epochs": 2, "max_train_rows": 1000},
-)  # fmt: skip
+    coins="BTC,ETH",
+    timeframes="1h",
+    architectures="linear,robust-har,average,gru,classifier-gru",
+    preset="smoke",
+    source="sim",
+    since="2024-09",
+    as_of="2025-01-01",
+    overrides={"epochs": 2, "max_train_rows": 1000},
+)
 FIRST, SECOND = "linear", "robust-har"
 
 
@@ -167,8 +173,14 @@ def test_the_tables_have_no_metric_that_no_run_has(store):
     logged = {
         name for kind in ("flow", "fleet", "member") for run in runs(store, kind) for name in run.data.metrics
     }
-    tables = (metrics.OF_FLOWS, metrics.OF_FLEETS, metrics.OF_EPOCHS, metrics.OF_MEMBERS, metrics.OF_MEMBER_EPOCHS,
-              metrics.OF_CLASSIFIERS)  # fmt: skip
+    tables = (
+        metrics.OF_FLOWS,
+        metrics.OF_FLEETS,
+        metrics.OF_EPOCHS,
+        metrics.OF_MEMBERS,
+        metrics.OF_MEMBER_EPOCHS,
+        metrics.OF_CLASSIFIERS,
+    )
     absent = [name for table in tables for name in table if not any(map(known({name: ""}).fullmatch, logged))]
     assert {name for name in absent if not name.startswith("gpu_")} == set()
 

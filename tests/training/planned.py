@@ -21,9 +21,14 @@ def planned(
     )
     series = SeriesId(market, symbol, timeframe)
     record = SeriesRecord(
-        series=series, path=path or f"{symbol}.npz", digest=digest or symbol, file_digest=path or "f", rows=9,
-        first_us=0, last_us=1,
-    )  # fmt: skip
+        series=series,
+        path=path or f"{symbol}.npz",
+        digest=digest or symbol,
+        file_digest=path or "f",
+        rows=9,
+        first_us=0,
+        last_us=1,
+    )
     model = ModelId(architecture, "smoke", series, member_seed(1, architecture, series, fold))
     return JobMember(model=model, features=record, bounds=bounds, fold=fold)
 

@@ -39,13 +39,20 @@ def home_with_job(home, architecture="gru", *, hours=500, **overrides):
     path.parent.mkdir(parents=True, exist_ok=True)
     feature_frame(klines, "1h").write_parquet(path)
     record = SeriesRecord(
-        series=SERIES, path=path.relative_to(home).as_posix(), digest="d", file_digest=file_digest(path),
-        rows=hours, first_us=round(START.timestamp() * 1e6), last_us=0,
-    )  # fmt: skip
+        series=SERIES,
+        path=path.relative_to(home).as_posix(),
+        digest="d",
+        file_digest=file_digest(path),
+        rows=hours,
+        first_us=round(START.timestamp() * 1e6),
+        last_us=0,
+    )
     bounds = SplitBounds(
-        timeframe="1h", train=(at(0), at(0.6 * hours)), validation=(at(0.65 * hours), at(0.8 * hours)),
+        timeframe="1h",
+        train=(at(0), at(0.6 * hours)),
+        validation=(at(0.65 * hours), at(0.8 * hours)),
         test=(at(0.85 * hours), at(hours)),
-    )  # fmt: skip
+    )
     member = JobMember(model=ModelId(architecture, "smoke", SERIES, 1), features=record, bounds=bounds)
     spec = RunSpec(preset="smoke", architectures=architecture, device="cpu", overrides=overrides)
     return plan_job(spec, spec.fleets[0], [member])

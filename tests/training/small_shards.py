@@ -13,9 +13,15 @@ from tasks.training import plan as shards
 from tasks.training.shard import member_folder, read_result, shard_folder
 
 SPEC = {
-    "coins": "BTC,ETH", "timeframes": "1h", "architectures": "gru", "preset": "smoke", "source": "sim",
-    "since": "2025-01", "as_of": "2025-04-01", "device": "cpu",
-}  # fmt: skip
+    "coins": "BTC,ETH",
+    "timeframes": "1h",
+    "architectures": "gru",
+    "preset": "smoke",
+    "source": "sim",
+    "since": "2025-01",
+    "as_of": "2025-04-01",
+    "device": "cpu",
+}
 
 
 def planned_in(home, **options):

@@ -34,9 +34,18 @@ PLAN = fleet()
 
 def step(epoch, done, members=(0, 1), of_members=4, **stage):
     return cpbmodels.StepRecord(
-        epoch=epoch, epochs=10, step=done, steps=5, members=list(members), of_members=of_members, device="cpu",
-        data=(5136, 4), data_dtype="float32", data_mb=0.082, **stage,
-    )  # fmt: skip
+        epoch=epoch,
+        epochs=10,
+        step=done,
+        steps=5,
+        members=list(members),
+        of_members=of_members,
+        device="cpu",
+        data=(5136, 4),
+        data_dtype="float32",
+        data_mb=0.082,
+        **stage,
+    )
 
 
 MEMORY = {"rss_mb": 90.0, "rss_peak_mb": 100.0, "cpu_util": 50.0}
@@ -155,8 +164,16 @@ def test_shards_of_a_fleet_are_told_as_one(told):
     assert ended(heard_of(lambda: train(plan.shards[-1]))[1]) == {"train gru"}
 
 
-COST = {"epoch": 1, "members_training": 2, "lr": 0.1, "epoch_seconds": 2.0, "epoch_windows_per_s": 500.0,
-        **MEMORY, "train_loss": 1.5, "val_loss": 2.0}  # fmt: skip
+COST = {
+    "epoch": 1,
+    "members_training": 2,
+    "lr": 0.1,
+    "epoch_seconds": 2.0,
+    "epoch_windows_per_s": 500.0,
+    **MEMORY,
+    "train_loss": 1.5,
+    "val_loss": 2.0,
+}
 
 
 def test_each_epoch_has_a_cost_also_of_a_training_that_was_killed_while_it_wrote(tmp_path):
@@ -182,8 +199,11 @@ def test_an_epoch_says_where_its_shard_stands_though_models_train_apart(tmp_path
     file.add(epoch(2, stopped="nan", members=(2,), of_members=3))
     read = read_epochs(path)
     assert [(e.epoch, e.begun, e.ended) for e in read] == [
-        (4, 2, False), (pytest.approx(14 / 3), 2, False), (5, 3, False), (pytest.approx(16 / 3), 3, True),
-    ]  # fmt: skip
+        (4, 2, False),
+        (pytest.approx(14 / 3), 2, False),
+        (5, 3, False),
+        (pytest.approx(16 / 3), 3, True),
+    ]
     assert [e.train_loss for e in read] == [1.5, 1.5, 2.0, 2.0]
     assert [e.metrics["train_loss"] for e in read] == [1.5, 2.0, 3.0, 3.0]
 
@@ -216,9 +236,11 @@ class Training:
         folder = self.files[job_key(shard)][1]
         reported = read_epochs(folder / EPOCHS)
         result = ShardResult(
-            key=job_key(shard), architecture="gru", epochs=tuple(epoch.metrics for epoch in reported),
+            key=job_key(shard),
+            architecture="gru",
+            epochs=tuple(epoch.metrics for epoch in reported),
             progress=tuple(ShardProgress(**epoch.model_dump(exclude={"metrics"})) for epoch in reported),
-        )  # fmt: skip
+        )
         write_record(folder / RESULT, result, of=folder.name)
         (folder / EPOCHS).unlink(missing_ok=True)
         self.listening(self.progress.trained, shard, result)

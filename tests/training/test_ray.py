@@ -174,10 +174,16 @@ def test_a_signal_ends_the_driver_and_its_trainers(cluster, tmp_path, by, code):
     options = "--source sim --coins BTC --timeframes 1h --architectures gru --preset smoke --since 2025-01 "
     options += "--as-of 2025-04-01 --device cpu --engine ray --set epochs=400 --set patience=400 --json"
     driver = subprocess.Popen(
-        [PYTHON, "-m", "flows.cli", "train-all", *options.split()], cwd=tmp_path, text=True,
-        env=os.environ | ENVIRONMENT | {"CPB_HOME": str(home), "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        [PYTHON, "-m", "flows.cli", "train-all", *options.split()],
+        cwd=tmp_path,
+        text=True,
+        env=os.environ
+        | ENVIRONMENT
+        | {"CPB_HOME": str(home), "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     wait_until(lambda: is_training(node) or driver.poll() is not None, 300)
     assert driver.poll() is None, driver.communicate()
     driver.send_signal(by)
@@ -192,11 +198,14 @@ def test_nobody_without_the_token_gets_in(cluster, tmp_path):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path)}
     tries = [
         subprocess.Popen(
-            [PYTHON, "-c", ATTACK, cluster.address], env=clean | token, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
+            [PYTHON, "-c", ATTACK, cluster.address],
+            env=clean | token,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for token in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
-    ]  # fmt: skip
+    ]
     options = "train-all --engine ray --source sim --coins BTC --json"
     command = [PYTHON, "-m", "flows.cli", *options.split()]
     place = {"CPB_HOME": str(tmp_path / "data"), "RAY_ADDRESS": cluster.address, "RAY_AUTH_TOKEN": "0" * 64}

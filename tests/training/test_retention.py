@@ -82,9 +82,15 @@ def test_nothing_goes_while_another_run_is_at_work(tmp_path, nights):
 
 @pytest.mark.parametrize(
     "place",
-    ["notes.txt", "members/notes.txt", "members/BTCUSDT-1h/notes.txt", "members/BTCUSDT-1h/model/thesis.pdf",
-     "members/MINE-1h/model/model.safetensors", "photos/a.png"],
-)  # fmt: skip
+    [
+        "notes.txt",
+        "members/notes.txt",
+        "members/BTCUSDT-1h/notes.txt",
+        "members/BTCUSDT-1h/model/thesis.pdf",
+        "members/MINE-1h/model/model.safetensors",
+        "photos/a.png",
+    ],
+)
 def test_a_file_of_the_users_stays_alone(tmp_path, nights, place):
     mine = nights[0] / place
     mine.parent.mkdir(parents=True, exist_ok=True)

@@ -80,9 +80,11 @@ def test_a_universal_model_is_a_shard_for_each_timeframe_and_fold():
         for c in ("AUSDT", "BUSDT")
     ]
     assert names(fleet(members, "har-universal", preset="default")) == [
-        ["AUSDT-15m-fold-1", "BUSDT-15m-fold-1"], ["AUSDT-1h-fold-1", "BUSDT-1h-fold-1"],
-        ["AUSDT-15m-fold-2", "BUSDT-15m-fold-2"], ["AUSDT-1h-fold-2", "BUSDT-1h-fold-2"],
-    ]  # fmt: skip
+        ["AUSDT-15m-fold-1", "BUSDT-15m-fold-1"],
+        ["AUSDT-1h-fold-1", "BUSDT-1h-fold-1"],
+        ["AUSDT-15m-fold-2", "BUSDT-15m-fold-2"],
+        ["AUSDT-1h-fold-2", "BUSDT-1h-fold-2"],
+    ]
 
 
 def test_the_dearest_shards_are_queued_first():
@@ -97,10 +99,15 @@ def test_the_key_names_the_result_not_the_place():
     base = job()
     assert job_key(job(planned(path="elsewhere/b.parquet"))) == job_key(base)
     others = [
-        job(architecture="lstm"), job(overrides={"batch_size": 8}), job(dtype="float64"), job(seeds=2),
-        job(planned(digest="e")), job(planned(market="um")), job(planned(fold=1)),
+        job(architecture="lstm"),
+        job(overrides={"batch_size": 8}),
+        job(dtype="float64"),
+        job(seeds=2),
+        job(planned(digest="e")),
+        job(planned(market="um")),
+        job(planned(fold=1)),
         job(planned(), planned("ETHUSDT")),
-    ]  # fmt: skip
+    ]
     assert len({job_key(other) for other in [base, *others]}) == len(others) + 1
 
 
@@ -126,8 +133,14 @@ def test_a_members_seed_depends_on_nobody_else_and_spot_keeps_its_own():
 
 
 def test_a_recipe_is_the_preset_and_what_was_changed_in_it():
-    plain, *changed = (preset_label(RunSpec(preset="smoke", architectures="gru", **options).fleets[0]) for options in
-                       ({"coins": "BTC", "device": "cpu"}, {"overrides": {"epochs": 2}}, {"seeds": 3},
-                        {"dtype": "float64"}))  # fmt: skip
+    plain, *changed = (
+        preset_label(RunSpec(preset="smoke", architectures="gru", **options).fleets[0])
+        for options in (
+            {"coins": "BTC", "device": "cpu"},
+            {"overrides": {"epochs": 2}},
+            {"seeds": 3},
+            {"dtype": "float64"},
+        )
+    )
     assert plain == "smoke"
     assert changed == ["smoke+21c54cf1", "smoke+2a575314", "smoke+0445bc4e"]

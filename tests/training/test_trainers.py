@@ -91,10 +91,18 @@ def test_trainers_and_judges_never_take_more_than_the_cores():
         ("sys.exit(4)", r"ended with code 4: it wrote nothing .*worker\.log", "trainer-died"),
         ("os.kill(os.getpid(), 9)", "killed by signal 9", "trainer-died"),
         ("print('MemoryError', file=sys.stderr); sys.exit(1)", "add memory", "out-of-memory"),
-        ("sys.exit('RuntimeError: DefaultCPUAllocator: can\\'t allocate memory: you')", "add memory", "out-of-memory"),
-        (f"raise OSError({errno.ENOSPC}, os.strerror({errno.ENOSPC}), 'weights')", "no space left", "disk-full"),
+        (
+            "sys.exit('RuntimeError: DefaultCPUAllocator: can\\'t allocate memory: you')",
+            "add memory",
+            "out-of-memory",
+        ),
+        (
+            f"raise OSError({errno.ENOSPC}, os.strerror({errno.ENOSPC}), 'weights')",
+            "no space left",
+            "disk-full",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_dead_worker_is_an_error_with_its_last_words_and_cause(folder, worker, work, message, code):
     (folder / "worker.log").write_text("of an earlier run: No space left on device\nMemoryError\n")
     worker(work)

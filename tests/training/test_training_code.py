@@ -72,8 +72,15 @@ def fleets(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CPB_HOME", str(home))
-        spec = RunSpec(coins="BTC", timeframes="1h", preset="smoke", source="sim", since="2024-10", as_of="2025-01-01",
-                       overrides={"epochs": 1, "max_train_rows": 400})  # fmt: skip
+        spec = RunSpec(
+            coins="BTC",
+            timeframes="1h",
+            preset="smoke",
+            source="sim",
+            since="2024-10",
+            as_of="2025-01-01",
+            overrides={"epochs": 1, "max_train_rows": 400},
+        )
         ingest.fn(spec.scope)
         (series,) = spec.scope.series
         record = feature_files.write_features(home, series)
@@ -97,8 +104,10 @@ def test_nothing_else_runs_in_a_training(fleets, tmp_path):
     out = tmp_path / "executed.json"
     subprocess.run(
         [sys.executable, "-c", TRAIN, str(home), str(out), series.symbol, *map(str, folders)],
-        check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "CPB_HOME": str(home)},
-    )  # fmt: skip
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CPB_HOME": str(home)},
+    )
     executed = {Path(name) for name in json.loads(out.read_text())}
     ours = {p.relative_to(ROOT) for p in executed if p.is_relative_to(ROOT) and ".venv" not in p.parts}
     assert {path.as_posix() for path in ours} - digested() == EXECUTED_BESIDE.keys()

@@ -26,10 +26,17 @@ from tasks.tuning import trials as batches  # noqa: E402
 from tasks.tuning.study import Study  # noqa: E402
 
 ASKED = {
-    "source": "sim", "coins": "BTC,ETH", "timeframes": "1h", "preset": "smoke", "architectures": "gru",
-    "since": "2025-03", "as_of": "2025-06-01", "folds": 1, "device": "cpu",
+    "source": "sim",
+    "coins": "BTC,ETH",
+    "timeframes": "1h",
+    "preset": "smoke",
+    "architectures": "gru",
+    "since": "2025-03",
+    "as_of": "2025-06-01",
+    "folds": 1,
+    "device": "cpu",
     "overrides": {"hidden_dim": 4, "context": 8, "steps_per_epoch": 4, "max_validation_windows": 40},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +123,14 @@ def test_a_trial_equals_its_training_alone_and_a_budget_ends_the_search(place, m
     for fold in scored:
         assert fold.fold.fold == 1
         (member,) = cpbmodels.train_fleet(
-            [fold.fold.series], "gru", "smoke", dtype="float64", device="cpu",
-            seeds=batches.member_seed(1, "gru", fold.fold.id, 1), **ASKED["overrides"] | trial,
-        )  # fmt: skip
+            [fold.fold.series],
+            "gru",
+            "smoke",
+            dtype="float64",
+            device="cpu",
+            seeds=batches.member_seed(1, "gru", fold.fold.id, 1),
+            **ASKED["overrides"] | trial,
+        )
         forecast = cpbmodels.predict([member], [fold.fold.series], [fold.origins])[0]
         ratios.append((batches.crps(forecast.quantiles, fold.truth).mean(1) / fold.mean).mean())
     assert result.ratio == pytest.approx(float(np.mean(ratios)), rel=1e-9)

@@ -93,10 +93,18 @@ def test_both_files_are_named(stored, kind):
 @pytest.mark.parametrize(
     "kind",
     [
-        "candles of two coins", "candles of two months", "weights", "sums of scores", "records of features", "jobs",
-        "results", "scores of models", "references", "pictures",
+        "candles of two coins",
+        "candles of two months",
+        "weights",
+        "sums of scores",
+        "records of features",
+        "jobs",
+        "results",
+        "scores of models",
+        "references",
+        "pictures",
     ],
-)  # fmt: skip
+)
 def test_the_next_runs_mend_what_can_be_made_anew(stored, monkeypatch, kind):
     exchange(*FILES[kind](stored))
     # the first names damaged candles, and the second fetches them again
@@ -132,7 +140,8 @@ def test_every_file_of_the_published_folder_is_checked_and_made_again(stored, na
     path.write_text(path.read_text() + "x")
     (damage,) = verify_published(stored, MARKET)
     assert (damage.path, damage.command) == (
-        path.relative_to(stored).as_posix(), f"cpb publish --dry-run --market {MARKET}",
-    )  # fmt: skip
+        path.relative_to(stored).as_posix(),
+        f"cpb publish --dry-run --market {MARKET}",
+    )
     publish(MARKET)
     assert list(verify_published(stored, MARKET)) == []

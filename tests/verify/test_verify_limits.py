@@ -32,8 +32,12 @@ def read_only(stored, built):
     def run():
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", READ_ONLY, str(built), *CPB, "verify", "--market", "sim", "--json"],
-            cwd=ROOT, env=os.environ | {"CPB_HOME": str(stored)}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=os.environ | {"CPB_HOME": str(stored)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert "Traceback" not in done.stderr
         return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
@@ -60,10 +64,16 @@ def test_a_read_only_mount_is_checked_and_damaged_months_are_named(stored, read_
 
 @pytest.mark.parametrize(
     "place",
-    ["klines/**/2025-04.parquet", "forecasts/**/*.parquet", "fleets/*/members/*/model/model.safetensors",
-     "fleets/*/members/*/model/config.json", "fleets/*/members/*/score-*.npz", "fleets/*/job.json",
-     "fleets/*/result.json"],
-)  # fmt: skip
+    [
+        "klines/**/2025-04.parquet",
+        "forecasts/**/*.parquet",
+        "fleets/*/members/*/model/model.safetensors",
+        "fleets/*/members/*/model/config.json",
+        "fleets/*/members/*/score-*.npz",
+        "fleets/*/job.json",
+        "fleets/*/result.json",
+    ],
+)
 def test_a_pipe_in_place_of_a_file_is_named_and_no_reason_to_wait(stored, place):
     root = stored / MARKET if list((stored / MARKET).glob(place)) else stored
     path = sorted(root.glob(place))[0]

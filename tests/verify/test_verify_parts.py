@@ -133,9 +133,16 @@ def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored)
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize(
     "name",
-    [f"../../{JOB}", f"../../{RESULT}", "score-*.npz", "model/metrics.json", "model/reference.json",
-     "model/forecast.png", "model/loss.png"],
-)  # fmt: skip
+    [
+        f"../../{JOB}",
+        f"../../{RESULT}",
+        "score-*.npz",
+        "model/metrics.json",
+        "model/reference.json",
+        "model/forecast.png",
+        "model/loss.png",
+    ],
+)
 def test_damaged_records_scores_and_pictures_are_named(stored, damage, name):
     (path,) = (path.resolve() for path in member_of(stored).glob(name))
     damage(path)

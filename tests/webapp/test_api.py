@@ -147,9 +147,12 @@ def test_all_markets_are_listed_with_their_names_real_ones_first(mixed_client):
     listed = mixed_client.get("/api/symbols").json()
 
     assert [(s["market"], s["symbol"], s["simulated"]) for s in listed] == [
-        ("spot", "BTCUSDT", False), ("spot", "ETHUSDT", False), ("spot", "PEPEUSDT", False),
-        ("um", "BTCUSDT", False), ("sim", "BTCUSDT", True),
-    ]  # fmt: skip
+        ("spot", "BTCUSDT", False),
+        ("spot", "ETHUSDT", False),
+        ("spot", "PEPEUSDT", False),
+        ("um", "BTCUSDT", False),
+        ("sim", "BTCUSDT", True),
+    ]
 
 
 def test_champions_of_a_market_are_its_own(mixed_client):
@@ -240,9 +243,13 @@ def test_the_live_record_stands_beside_its_interval_and_apart_from_replays(recor
     kinds = {(e["kind"], e["live"], e["model_version"]) for e in answer["record"]}
     first, second = "cpb-BTCUSDT-1h/1", "cpb-BTCUSDT-1h/2"
     assert kinds == {
-        ("pooled", True, ""), ("pooled", False, ""), ("series", True, ""), ("series", False, ""),
-        ("version", True, second), ("version", False, first),
-    }  # fmt: skip
+        ("pooled", True, ""),
+        ("pooled", False, ""),
+        ("series", True, ""),
+        ("series", False, ""),
+        ("version", True, second),
+        ("version", False, first),
+    }
     live = next(e for e in answer["record"] if e["kind"] == "series" and e["live"])
     assert live["crps_ratio_low"] < live["crps_ratio"] < live["crps_ratio_high"] < 1
     assert live["verdict"].startswith("better than")
@@ -285,8 +292,12 @@ def test_a_parameter_that_cannot_be_used_is_422_with_a_sentence(client, path, as
 
 def test_an_empty_store_answers_politely(empty_client):
     assert empty_client.get("/healthz").json() == {
-        "status": "empty", "series": 0, "newest_forecast": None, "stale": [], "standing": [],
-    }  # fmt: skip
+        "status": "empty",
+        "series": 0,
+        "newest_forecast": None,
+        "stale": [],
+        "standing": [],
+    }
     assert empty_client.get("/api/symbols").json() == []
     board = empty_client.get("/api/leaderboard").json()
     assert (board["rows"], board["champions"]) == ([], [])
@@ -297,13 +308,25 @@ def test_an_empty_store_answers_politely(empty_client):
 def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
-        "/healthz", "/api/symbols", "/api/forecast/{symbol}/{timeframe}", "/api/candles/{symbol}/{timeframe}",
-        "/api/leaderboard", "/api/ledger/{symbol}/{timeframe}", "/api/overview", "/api/runs", "/api/changes",
-        "/api/forecasts/{symbol}/{timeframe}", "/api/touch/{symbol}/{timeframe}", "/api/models/{symbol}/{timeframe}",
-        "/api/decisions/{symbol}/{timeframe}", "/api/figures/{chart}", "/api/figures/compare",
+        "/healthz",
+        "/api/symbols",
+        "/api/forecast/{symbol}/{timeframe}",
+        "/api/candles/{symbol}/{timeframe}",
+        "/api/leaderboard",
+        "/api/ledger/{symbol}/{timeframe}",
+        "/api/overview",
+        "/api/runs",
+        "/api/changes",
+        "/api/forecasts/{symbol}/{timeframe}",
+        "/api/touch/{symbol}/{timeframe}",
+        "/api/models/{symbol}/{timeframe}",
+        "/api/decisions/{symbol}/{timeframe}",
+        "/api/figures/{chart}",
+        "/api/figures/compare",
         "/api/figures/losses/{run_id}",
-        "/api/figures/forecast/{symbol}/{timeframe}", "/api/figures/{chart}/{symbol}/{timeframe}",
-    }  # fmt: skip
+        "/api/figures/forecast/{symbol}/{timeframe}",
+        "/api/figures/{chart}/{symbol}/{timeframe}",
+    }
     page = client.get("/")
     assert page.headers["content-security-policy"].startswith("default-src 'self'")
     for name in ("page.js", "price.js", "format.js", "page.css", "icon.svg", "docs.html", "docs.js"):

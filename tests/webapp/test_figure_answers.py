@@ -13,8 +13,10 @@ from webapp import figures
 
 EVERY = [
     *(f"/api/figures/{name}/BTC/1h" for name in ("forecast", "record", "coverage", "decisions")),
-    "/api/figures/board", "/api/figures/coins", "/api/figures/compare?models=har,gru",
-]  # fmt: skip
+    "/api/figures/board",
+    "/api/figures/coins",
+    "/api/figures/compare?models=har,gru",
+]
 
 
 def figure(client, path, **query):
@@ -102,8 +104,17 @@ def test_two_models_are_tested_on_the_same_forecasts(client, monkeypatch, tmp_pa
             "BTCUSDT", "1h", name, {}, times, {"crps": losses}, {"crps": np.ones(10)}, 3_600_000_000
         )
         score.to_npz(score_file(folder))
-        rows.append({"symbol": "BTCUSDT", "timeframe": "1h", "architecture": name, "preset": "smoke", "crps_ratio": 1.0,
-                     "test_span": "a/b", "key": f"{key}/BTCUSDT-1h"})  # fmt: skip
+        rows.append(
+            {
+                "symbol": "BTCUSDT",
+                "timeframe": "1h",
+                "architecture": name,
+                "preset": "smoke",
+                "crps_ratio": 1.0,
+                "test_span": "a/b",
+                "key": f"{key}/BTCUSDT-1h",
+            }
+        )
     monkeypatch.setattr(figures.runs, "coin_rows", lambda *_: rows)
     note = figures.compare(tmp_path, "spot", "1h", "har,gru")["layout"]["meta"]["note"]
     assert note.startswith(
@@ -118,8 +129,9 @@ def test_what_is_missing_or_not_there_is_a_sentence(client):
     assert client.get("/api/figures/compare").json()["detail"] == "models is missing; /docs says what it is"
     answer = client.get("/api/nothing")
     assert (answer.status_code, answer.json()["detail"]) == (
-        404, "there is no /api/nothing; /docs lists what there is",
-    )  # fmt: skip
+        404,
+        "there is no /api/nothing; /docs lists what there is",
+    )
 
 
 @pytest.mark.parametrize("models", ["", "har", "har,gru,lstm", ",", "har, "])

@@ -14,8 +14,20 @@ from webapp import app as webapp_app
 from webapp import read
 from webapp.app import create_app
 
-PATHS = ["/", "/docs", "/openapi.json", "/static/page.js", "/static/nothing.js", "/nothing", "/healthz", "/api/symbols",
-         "/api/forecast/BTC/1h", "/api/candles/BTC/1h?limit=0", "/redoc", "/static/../app.py"]  # fmt: skip
+PATHS = [
+    "/",
+    "/docs",
+    "/openapi.json",
+    "/static/page.js",
+    "/static/nothing.js",
+    "/nothing",
+    "/healthz",
+    "/api/symbols",
+    "/api/forecast/BTC/1h",
+    "/api/candles/BTC/1h?limit=0",
+    "/redoc",
+    "/static/../app.py",
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +53,16 @@ def ask(port, path="/healthz", host=None, method="GET", **headers):
         connection.close()
 
 
-FOREIGN = ["evil.example", "evil.example:8000", "127.0.0.1.nip.io", "localhost.evil.example", "10.0.0.5", "0.0.0.0",
-           "[fe80::1]", "xforecasts.example.com"]  # fmt: skip
+FOREIGN = [
+    "evil.example",
+    "evil.example:8000",
+    "127.0.0.1.nip.io",
+    "localhost.evil.example",
+    "10.0.0.5",
+    "0.0.0.0",
+    "[fe80::1]",
+    "xforecasts.example.com",
+]
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/", "/nothing"])

@@ -35,11 +35,15 @@ def test_the_overview_has_a_row_for_each_series_of_one_market(mixed_client):
 
     assert (body["market"], body["simulated"], body["note"]) == ("spot", False, None)
     assert [(r["symbol"], r["timeframe"]) for r in body["rows"]] == [
-        ("BTCUSDT", "1h"), ("ETHUSDT", "1h"), ("PEPEUSDT", "15m"),
-    ]  # fmt: skip
+        ("BTCUSDT", "1h"),
+        ("ETHUSDT", "1h"),
+        ("PEPEUSDT", "15m"),
+    ]
     assert [(m["market"], m["series"], m["forecasts"]) for m in body["markets"]] == [
-        ("spot", 3, 3), ("um", 1, 1), ("sim", 1, 1),
-    ]  # fmt: skip
+        ("spot", 3, 3),
+        ("um", 1, 1),
+        ("sim", 1, 1),
+    ]
     assert [m["simulated"] for m in body["markets"]] == [False, False, True]
     assert {r["market"] for r in mixed_client.get("/api/overview?market=sim").json()["rows"]} == {"sim"}
 
@@ -97,8 +101,11 @@ def test_the_record_in_the_overview_is_the_live_one_where_there_is_one(recorded,
     live = next(e for e in record if e["kind"] == "series" and e["live"])
     assert row["record_live"] is True
     assert (row["record_ratio"], row["record_low"], row["record_high"], row["record_verdict"]) == (
-        live["crps_ratio"], live["crps_ratio_low"], live["crps_ratio_high"], live["verdict"],
-    )  # fmt: skip
+        live["crps_ratio"],
+        live["crps_ratio_low"],
+        live["crps_ratio_high"],
+        live["verdict"],
+    )
 
 
 def test_real_candles_beside_simulated_forecasts_are_the_default_and_it_says_what_is_missing(
@@ -156,8 +163,9 @@ def test_models_are_the_newest_of_each_architecture_the_best_first(mixed_client)
     body = mixed_client.get("/api/models/BTC/1h").json()
 
     assert [(m["architecture"], m["serves"], m["model_version"]) for m in body["models"]] == [
-        ("har", "champion", "cpb-BTCUSDT-1h/1"), ("gru", None, None),
-    ]  # fmt: skip
+        ("har", "champion", "cpb-BTCUSDT-1h/1"),
+        ("gru", None, None),
+    ]
     assert body["models"][0]["metrics"]["test_crps_ratio"] == 0.981
     simulated = mixed_client.get("/api/models/BTC/1h?market=sim").json()
     assert [m["architecture"] for m in simulated["models"]] == ["gru"]
@@ -177,9 +185,14 @@ def own_folder(filled, tmp_path, monkeypatch):
 
 def decision(days, outcome="kept", series=BTC):
     return Decision(
-        series=series, outcome=outcome, rule="better", version_number="1", candidate=ModelRef(recipe="=har/default/1"),
-        reason="no better", decided_at=datetime(2025, 6, 1, tzinfo=UTC) + timedelta(days=days),
-    )  # fmt: skip
+        series=series,
+        outcome=outcome,
+        rule="better",
+        version_number="1",
+        candidate=ModelRef(recipe="=har/default/1"),
+        reason="no better",
+        decided_at=datetime(2025, 6, 1, tzinfo=UTC) + timedelta(days=days),
+    )
 
 
 def test_decisions_are_listed_newest_first(own_folder):
@@ -191,8 +204,9 @@ def test_decisions_are_listed_newest_first(own_folder):
         made = client.get("/api/decisions/BTC/1h?limit=1").json()
 
     assert [(d["outcome"], d["decided_at"][:10]) for d in body["decisions"]] == [
-        ("switched", "2025-06-03"), ("kept", "2025-06-01"),
-    ]  # fmt: skip
+        ("switched", "2025-06-03"),
+        ("kept", "2025-06-01"),
+    ]
     assert [d["outcome"] for d in made["decisions"]] == ["switched"]
 
 
@@ -200,22 +214,41 @@ def job(series, epochs_seed=1):
     span = (datetime(2025, 1, 1, tzinfo=UTC), datetime(2025, 2, 1, tzinfo=UTC))
     record = SeriesRecord(series=series, path="p", digest="d", file_digest="f", rows=1, first_us=0, last_us=1)
     member = JobMember(
-        model=ModelId("gru", "smoke", series, epochs_seed), features=record,
+        model=ModelId("gru", "smoke", series, epochs_seed),
+        features=record,
         bounds=SplitBounds(timeframe=series.timeframe, train=span, validation=span, test=span),
-    )  # fmt: skip
+    )
     return ShardJob(
-        architecture="gru", preset="smoke", seeds=1, overrides={}, device="cpu", profile="auto", dtype="float32",
-        members=(member,), code="c",
-    )  # fmt: skip
+        architecture="gru",
+        preset="smoke",
+        seeds=1,
+        overrides={},
+        device="cpu",
+        profile="auto",
+        dtype="float32",
+        members=(member,),
+        code="c",
+    )
 
 
 def test_a_training_at_work_is_shown_with_its_progress(own_folder):
     folder = prepare(own_folder / "data", job(BTC))
     prepare(own_folder / "data", job(ETH))  # nobody trains it
     progress = {
-        "architecture": "gru", "stage": "training", "epoch": 3, "epochs": 10, "lr": 0.1, "windows_per_s": 500.0,
-        "seconds": 2.0, "memory": {}, "members": 1, "train_loss": 1.5, "val_loss": 1.25, "share": 0.3, "eta_s": 14.0,
-    }  # fmt: skip
+        "architecture": "gru",
+        "stage": "training",
+        "epoch": 3,
+        "epochs": 10,
+        "lr": 0.1,
+        "windows_per_s": 500.0,
+        "seconds": 2.0,
+        "memory": {},
+        "members": 1,
+        "train_loss": 1.5,
+        "val_loss": 1.25,
+        "share": 0.3,
+        "eta_s": 14.0,
+    }
     with client_of(own_folder) as client, locked(folder / "lock"):
         (training,) = client.get("/api/runs").json()["trainings"]
         assert (training["epoch"], training["symbols"], training["simulated"]) == (None, ["BTCUSDT"], False)
@@ -266,8 +299,10 @@ def test_a_run_says_what_was_asked_for_as_lists_and_one_that_died_is_killed(own_
         (dead,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
 
     assert {name: run[name] for name in asked} == {
-        "coins": ["BTC", "ETH"], "timeframes": ["1h"], "architectures": ["har", "gru"],
-    }  # fmt: skip
+        "coins": ["BTC", "ETH"],
+        "timeframes": ["1h"],
+        "architectures": ["har", "gru"],
+    }
     assert (run["status"], run["as_of"]) == ("RUNNING", "2025-05-31")
     assert (dead["status"], "died" in dead["reason"]) == ("KILLED", True)
 

@@ -251,8 +251,10 @@ def test_live_and_replayed_forecasts_stand_apart_and_each_version_alone(open_pag
     assert "better than the random walk, 59 complete days" in page.locator("#ratio").inner_text()
     live, replays = page.locator("#record table").all()
     assert live.locator("tbody th").all_inner_texts() == [
-        "all 1h champions", "this series, all versions", "version 2 (champion) alone",
-    ]  # fmt: skip
+        "all 1h champions",
+        "this series, all versions",
+        "version 2 (champion) alone",
+    ]
     assert replays.locator("tbody th").all_inner_texts()[-1] == "version 1 (champion) alone"
     assert "too few to tell" not in live.inner_text()
     assert replays.locator("tbody td:nth-child(2)").all_inner_texts() == ["too few to tell"] * 3
@@ -340,9 +342,10 @@ def test_a_real_training_is_seen_at_work_and_its_progress_grows_by_itself(open_p
     )
     trainer = subprocess.Popen(
         [sys.executable, "-m", "flows.cli", "train", "BTC", "1h", *options.split(), "--as-of", "2025-06-06"],
-        cwd=tmp_path, stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": str(ROOT), "CPB_HOME": str(tmp_path / "data")},
-    )  # fmt: skip
+    )
     try:
         shown = open_page(tmp_path, "/#/runs").locator(".training")
 

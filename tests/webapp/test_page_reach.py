@@ -6,9 +6,11 @@ from browser import axe_findings, needs_browser
 pytestmark = [pytest.mark.slow, needs_browser]
 
 VIEWS = {
-    "#/": ".tile", "#/series/BTCUSDT/1h/spot": "#chart path.box", "#/models": "#compare tbody tr",
+    "#/": ".tile",
+    "#/series/BTCUSDT/1h/spot": "#chart path.box",
+    "#/models": "#compare tbody tr",
     "#/runs": "#newest-runs tbody tr",
-}  # fmt: skip
+}
 
 
 def show(page, view):

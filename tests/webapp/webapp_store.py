@@ -21,9 +21,28 @@ PEPE = SeriesId("spot", "PEPEUSDT", "15m")
 UM_BTC, SIM_BTC = SeriesId("um", "BTCUSDT", "1h"), SeriesId("sim", "BTCUSDT", "1h")
 START = datetime(2025, 5, 28, tzinfo=UTC)
 NORMAL = np.array(
-    [-1.645, -1.282, -1.036, -0.842, -0.674, -0.524, -0.385, -0.253, -0.126, 0,
-     0.126, 0.253, 0.385, 0.524, 0.674, 0.842, 1.036, 1.282, 1.645]
-)  # fmt: skip
+    [
+        -1.645,
+        -1.282,
+        -1.036,
+        -0.842,
+        -0.674,
+        -0.524,
+        -0.385,
+        -0.253,
+        -0.126,
+        0,
+        0.126,
+        0.253,
+        0.385,
+        0.524,
+        0.674,
+        0.842,
+        1.036,
+        1.282,
+        1.645,
+    ]
+)
 
 
 TEST_SPAN = ["2025-05-01T00:00:00Z", "2025-05-28T00:00:00Z"]
@@ -103,10 +122,15 @@ def track(folder, everything, ratios=(("har", 0.981), ("gru", 1.013))):
         fleet = start_fleet(flow.run_id, architecture, f"{architecture}-{market}")
         ids = log_members(fleet.run_id, [_record(architecture, s, ratio, model) for s in everything])
         for timeframe in {s.timeframe for s in everything}:
-            log_metrics(fleet.run_id, {f"pooled_crps_ratio_{timeframe}": ratio,
-                                       f"pooled_crps_ratio_{timeframe}_low": ratio - 0.01,
-                                       f"pooled_crps_ratio_{timeframe}_high": ratio + 0.01,
-                                       f"pooled_p_{timeframe}": 0.001})  # fmt: skip
+            log_metrics(
+                fleet.run_id,
+                {
+                    f"pooled_crps_ratio_{timeframe}": ratio,
+                    f"pooled_crps_ratio_{timeframe}_low": ratio - 0.01,
+                    f"pooled_crps_ratio_{timeframe}_high": ratio + 0.01,
+                    f"pooled_p_{timeframe}": 0.001,
+                },
+            )
         finish(fleet.run_id)
         if architecture == ratios[0][0]:
             for series, run_id in zip(everything, ids, strict=True):
@@ -122,14 +146,26 @@ def _save_model(folder):
 
 
 def _record(architecture, series, ratio, folder):
-    metrics = {"test_crps_ratio": ratio, "test_mae_ratio": 1.0, "test_directional_accuracy": 0.503,
-               "test_coverage_80": 0.797,
-               "test_crps_ratio_low": ratio - 0.01, "test_crps_ratio_high": ratio + 0.01}  # fmt: skip
+    metrics = {
+        "test_crps_ratio": ratio,
+        "test_mae_ratio": 1.0,
+        "test_directional_accuracy": 0.503,
+        "test_coverage_80": 0.797,
+        "test_crps_ratio_low": ratio - 0.01,
+        "test_crps_ratio_high": ratio + 0.01,
+    }
     model = ModelId(architecture, "smoke", series, 1)
     return MemberRecord(
-        key=model.name, model=model, device="cpu", preset="smoke", data_digest="d", as_of="newest",
-        metrics=metrics, folder=folder, config={"recipe": "smoke", "bounds": {"test": TEST_SPAN}},
-    )  # fmt: skip
+        key=model.name,
+        model=model,
+        device="cpu",
+        preset="smoke",
+        data_digest="d",
+        as_of="newest",
+        metrics=metrics,
+        folder=folder,
+        config={"recipe": "smoke", "bounds": {"test": TEST_SPAN}},
+    )
 
 
 def champion(folder, series=BTC, ratio=0.98):
