@@ -7,6 +7,9 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+MAX_LISTED = 16  # names of a choice that are all listed in a message
+MAX_SHOWN = 60  # characters of a value in a message
+
 
 def printable(text: str, keep: str = "\n\t") -> str:
     """The text with its control and invisible characters escaped, but those in `keep`.
@@ -27,10 +30,6 @@ class ModelError(ValueError):
 
 class DamagedModelError(ModelError):
     """A model folder whose files are not those that were saved."""
-
-
-MAX_LISTED = 16  # names of a choice that are all listed in a message
-MAX_SHOWN = 60  # characters of a value in a message
 
 
 def shown(value: object) -> str:

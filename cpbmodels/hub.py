@@ -27,6 +27,8 @@ _MODEL = re.compile(r"([^/]+)/([^/]+)/model\.safetensors")
 _PART = re.compile(r"[\w-]+")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+PUBLIC_HUB = "https://huggingface.co"
+
 
 def from_hub(
     repo: str, symbol: str, timeframe: str, revision: str | None = None, market: str = "spot"
@@ -78,9 +80,6 @@ def fetch(repo: str, model: str, revision: str | None = None) -> Path:
 def commit_of(folder: Path) -> str:
     """The commit that a fetched model is of: the cache is `snapshots/COMMIT/SYMBOL/INTERVAL`."""
     return folder.parents[1].name
-
-
-PUBLIC_HUB = "https://huggingface.co"
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,12 @@ LINES.propagate = False
 
 _GAP, _FOLDED, _PIPE_WIDTH = 3, 23, 300  # characters
 
+LINE_EVERY_S = 30.0
+"""Seconds between two lines about each task where there is no terminal."""
+
+_PACE_S = 600.0
+"""Window, in seconds, from which the time left is estimated: shards report rarely."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -178,13 +184,6 @@ def quiet_libraries() -> None:
     for name in ("alembic", "mlflow", "prefect", "httpx", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="mlflow")
-
-
-LINE_EVERY_S = 30.0
-"""Seconds between two lines about each task where there is no terminal."""
-
-_PACE_S = 600.0
-"""Window, in seconds, from which the time left is estimated: shards report rarely."""
 
 
 @contextmanager

@@ -56,6 +56,9 @@ STALE = "stale"
 STANDING = "standing"
 """Code of the failure of a series that was asked for alone and whose last candles stand still."""
 
+_HELD: dict[int, socket.socket] = {}
+"""The ports that this process holds."""
+
 
 @dataclass
 class Summary:
@@ -301,10 +304,6 @@ def hold_server() -> None:
         port = url.port or 80
         if api.auth_string and url.hostname in ("127.0.0.1", "localhost") and port not in _HELD:
             _HELD[port] = hold(port)
-
-
-_HELD: dict[int, socket.socket] = {}
-"""The ports that this process holds."""
 
 
 def check_server() -> None:

@@ -74,6 +74,9 @@ ResumeMode = Literal["use", "expect", "forget"] | Checkpoint
 """How to use earlier training of the same command: continue it (`use`), continue it and report if there is none
 (`expect`), discard it (`forget`), or discard it and start from a checkpoint at any path."""
 
+_OF_MODELS = ("architectures", "preset", "overrides", "seeds", "dtype")
+"""Options that say what is trained: of a run with `serving`, where nothing serves."""
+
 
 @dataclass
 class Training:
@@ -288,10 +291,6 @@ def _run(
         if all(before[job_key(shard)] == TRAINED for shard in fleet.shards)
     ]
     return Training(summary, results, judged, planned.stopped, in_use, trained_before)
-
-
-_OF_MODELS = ("architectures", "preset", "overrides", "seeds", "dtype")
-"""Options that say what is trained: of a run with `serving`, where nothing serves."""
 
 
 def _set_aside(spec: RunSpec, fleets: Sequence[FleetPlan]) -> Iterator[str]:

@@ -16,6 +16,9 @@ from tasks.tracking.archive import Keeper
 from tasks.tracking.runs import finish
 from tasks.training.shard import LATEST, Checkpoint
 
+_BARS = "▁▂▃▄▅▆▇█"
+_RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
+
 
 def train_one(spec: RunSpec, *, resume: str | None, report: Report) -> dict[str, Any]:
     """Train and judge the only member of the spec; return the object that `cpb train --json` prints.
@@ -95,10 +98,6 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     step = (high - low) / (len(_BARS) - 1) or 1.0
     return "".join(_BARS[round((mean - low) / step)] if isfinite(mean) else " " for mean in means)
-
-
-_BARS = "▁▂▃▄▅▆▇█"
-_RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
 
 
 def _result(shard: ShardResult, judgement: Judgement) -> dict[str, Any]:

@@ -25,6 +25,50 @@ from schemas.errors import MemberError
 if TYPE_CHECKING:
     import pandera.polars as pa
 
+# NaN marks warm-up and is accepted; infinity is rejected. log σ is within [-20, 1]: 2e-9 … 270 % per candle.
+_RANGES: dict[str, tuple[float, float]] = {
+    "volatility": (0, 10),
+    **dict.fromkeys(FEATURES, (-50, 50)),
+    "close_location": (-1, 1),
+    "log_volume_change": (-5, 5),
+    "hour_of_week_utc": (0, 167),
+    "hour_of_week_ny": (0, 167),
+}
+NOT_INCREASING = pl.col("open_time").diff().fill_null(pl.duration(microseconds=1)) <= pl.duration()
+"""Whether a candle does not open after the candle before it."""
+
+KEY = ("symbol", "timeframe", "model_version", "issued_at", "step")
+"""The columns that identify a row."""
+
+CHAMPION = "champion"
+"""Role of every model that forecasts."""
+
+_TIME = pl.Datetime("us", "UTC")
+_PREDICTION: dict[str, Any] = {
+    "symbol": pl.String,
+    "timeframe": pl.String,
+    "model_version": pl.String,
+    "issued_at": _TIME,
+    "step": pl.Int64,
+    "target_time": _TIME,
+    **dict.fromkeys(QUANTILE_COLUMNS, pl.Float64),
+    **dict.fromkeys(MEDIAN_COLUMNS, pl.Float64),
+    "last_close": pl.Float64,
+}
+ADDED_COLUMNS: dict[str, Any] = {"weights_sha256": pl.String, "standing": pl.Int64}
+"""Columns of a forecast that rows stored by older versions lack: null there, and no part of their digests."""
+
+BACKTEST_KEY = (*KEY, "fold")
+"""The columns that identify a row of a backtest, where `model_version` is the model's name."""
+
+BACKTEST_SCHEMA: dict[str, Any] = {
+    **_PREDICTION,
+    "step": pl.Int16,
+    "realised_close": pl.Float64,
+    "fold": pl.Int16,
+}
+"""Columns and types of a backtest's rows; a model that forecasts only the close has no `MEDIAN_COLUMNS`."""
+
 
 @dataclass(frozen=True)
 class Contract:
@@ -119,19 +163,6 @@ CANDLE_FAULTS: Mapping[str, pl.Expr] = {
 }
 """The faults that a candle can have by itself; the first word is the column at fault."""
 
-# NaN marks warm-up and is accepted; infinity is rejected. log σ is within [-20, 1]: 2e-9 … 270 % per candle.
-_RANGES: dict[str, tuple[float, float]] = {
-    "volatility": (0, 10),
-    **dict.fromkeys(FEATURES, (-50, 50)),
-    "close_location": (-1, 1),
-    "log_volume_change": (-5, 5),
-    "hour_of_week_utc": (0, 167),
-    "hour_of_week_ny": (0, 167),
-}
-
-NOT_INCREASING = pl.col("open_time").diff().fill_null(pl.duration(microseconds=1)) <= pl.duration()
-"""Whether a candle does not open after the candle before it."""
-
 
 @cache
 def features_contract() -> Contract:
@@ -171,31 +202,9 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
     return checked
 
 
-KEY = ("symbol", "timeframe", "model_version", "issued_at", "step")
-"""The columns that identify a row."""
-
-CHAMPION = "champion"
-"""Role of every model that forecasts."""
-
 REFERENCE_COLUMNS = tuple(f"ref_{name}" for name in QUANTILE_COLUMNS)
 """`ref_q05 … ref_q95`: the close by the random walk with EWMA volatility, from the same origin."""
 
-_TIME = pl.Datetime("us", "UTC")
-
-_PREDICTION: dict[str, Any] = {
-    "symbol": pl.String,
-    "timeframe": pl.String,
-    "model_version": pl.String,
-    "issued_at": _TIME,
-    "step": pl.Int64,
-    "target_time": _TIME,
-    **dict.fromkeys(QUANTILE_COLUMNS, pl.Float64),
-    **dict.fromkeys(MEDIAN_COLUMNS, pl.Float64),
-    "last_close": pl.Float64,
-}
-
-ADDED_COLUMNS: dict[str, Any] = {"weights_sha256": pl.String, "standing": pl.Int64}
-"""Columns of a forecast that rows stored by older versions lack: null there, and no part of their digests."""
 
 OF_BEFORE = pl.all_horizontal([pl.col(name).is_null() for name in ADDED_COLUMNS])
 """Whether a row was stored by an older version. A row with one of the two columns breaks the contract."""
@@ -221,17 +230,6 @@ LEDGER_SCHEMA: dict[str, Any] = {
     "scored_at": _TIME,
 }
 """Columns and types of the ledger file with the realised closes."""
-
-BACKTEST_KEY = (*KEY, "fold")
-"""The columns that identify a row of a backtest, where `model_version` is the model's name."""
-
-BACKTEST_SCHEMA: dict[str, Any] = {
-    **_PREDICTION,
-    "step": pl.Int16,
-    "realised_close": pl.Float64,
-    "fold": pl.Int16,
-}
-"""Columns and types of a backtest's rows; a model that forecasts only the close has no `MEDIAN_COLUMNS`."""
 
 
 def check_forecasts(frame: pl.DataFrame) -> pl.DataFrame:

@@ -32,6 +32,9 @@ Step = Literal[
 
 Span = tuple[datetime, datetime]
 
+STANDING = 6
+"""So many candles that stand still are told with a forecast: a living market moves within a candle or two."""
+
 
 class Failure(Record):
     """A series or model that failed in a step, and the reason. `code`: the error's code, for programs."""
@@ -456,10 +459,6 @@ class Decision(Record):
     def moved(self) -> bool:
         """Whether the champion of the series changed."""
         return self.outcome in MOVED
-
-
-STANDING = 6
-"""So many candles that stand still are told with a forecast: a living market moves within a candle or two."""
 
 
 def stands_still(standing: int | None) -> bool:

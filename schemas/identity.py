@@ -121,6 +121,14 @@ _STABLE = {
 }
 """Currencies, and coins pegged to a currency: their pairs against USDT are not coin markets."""
 
+SPOT: Final = "spot"
+OWN: Final = "own"
+SIM: Final = "sim"
+APART = (OWN, SIM)
+"""Markets other than Binance's: each has a separate folder in `HOME`, with its own manifest, lock and fleets."""
+
+_REGISTERED = "cpb-"
+
 
 def is_coin_pair(symbol: str) -> bool:
     """Whether a listed symbol is a coin against USDT: no leveraged token, stablecoin or currency."""
@@ -218,14 +226,8 @@ def parse_timeframes(text: str, *, months: bool = False) -> list[str]:
 Market = Literal["spot", "um", "cm", "own", "sim"]
 """Binance's spot, USDT-margined and coin-margined futures markets, a user's own tables, and the built-in simulator."""
 
-SPOT: Final = "spot"
-OWN: Final = "own"
-SIM: Final = "sim"
-APART = (OWN, SIM)
-"""Markets other than Binance's: each has a separate folder in `HOME`, with its own manifest, lock and fleets."""
 
 MARKETS: tuple[Market, ...] = get_args(Market)
-_REGISTERED = "cpb-"
 
 
 def check_symbol(text: str) -> str:

@@ -57,6 +57,16 @@ SUFFIX = ".toml"
 SEED = "seed-"
 """Begins the names of the presets of the original notes, whose sizes a hardware profile changes."""
 
+_MAX_PRESET = 1 << 20  # bytes
+UNIVERSAL_SUFFIX = "-universal"
+"""Suffix of an architecture that learns all series of a timeframe in a single model, as in `har-universal`."""
+
+LOCAL, RAY = "local", "ray"
+"""Engines: this machine, or a Ray cluster."""
+
+BASELINES = ("random-walk", "robust-har")
+"""Baselines that a backtest can compare the models with."""
+
 
 class PresetFile(Spec):
     """Content of a preset file. Options not named are taken from `base`."""
@@ -97,9 +107,6 @@ def with_preset_files(values: dict[str, Any]) -> dict[str, Any]:
     return values | {"preset_files": known | read} if read else values
 
 
-_MAX_PRESET = 1 << 20  # bytes
-
-
 def read_preset(name: str) -> PresetFile:
     """Return the content of a preset file, given as a path; a bare name is also searched in `HOME/presets`.
 
@@ -125,16 +132,6 @@ def read_preset(name: str) -> PresetFile:
 
 def _wrong(sentence: str) -> UsageError:
     return UsageError(sentence, code="preset")
-
-
-UNIVERSAL_SUFFIX = "-universal"
-"""Suffix of an architecture that learns all series of a timeframe in a single model, as in `har-universal`."""
-
-LOCAL, RAY = "local", "ray"
-"""Engines: this machine, or a Ray cluster."""
-
-BASELINES = ("random-walk", "robust-har")
-"""Baselines that a backtest can compare the models with."""
 
 
 class FleetSpec(Record):

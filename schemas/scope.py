@@ -33,6 +33,12 @@ from schemas.tables import Reading, is_table, remembered, tables_of
 
 _CODE = Path(__file__).resolve().parents[1]
 
+_GROUPED = re.compile(r"(?<![^,])\d{1,3},\d{3}(?:\.\d*)?(?![^,])")
+"""Two prices, or one whose thousands are grouped: `98,500`."""
+
+CHAMPIONS = "champions"
+"""Value of `coins` and `timeframes` of a forecast that selects all series with a champion."""
+
 
 class Spec(BaseModel):
     """A set of options. Invalid values raise `UsageError`, which names the option and a valid value."""
@@ -109,10 +115,6 @@ def parse_instant(text: str, option: str) -> datetime:
         code="date",
         field=option,
     )
-
-
-_GROUPED = re.compile(r"(?<![^,])\d{1,3},\d{3}(?:\.\d*)?(?![^,])")
-"""Two prices, or one whose thousands are grouped: `98,500`."""
 
 
 def parse_prices(*texts: str) -> list[float]:
@@ -411,10 +413,6 @@ class ScopeSpec(Spec):
             reading=Reading(self.columns, self.decimal),
             rewrite=self.rewrite,
         )
-
-
-CHAMPIONS = "champions"
-"""Value of `coins` and `timeframes` of a forecast that selects all series with a champion."""
 
 
 class ForecastSpec(ScopeSpec):

@@ -46,6 +46,12 @@ from tasks.tracking.tags import (
 from tasks.training.plan import job_key, member_seed
 from tasks.training.shard import member_folder, shard_folder
 
+_LOGGING = threading.Lock()
+"""Fleets are logged one at a time: SQLite has a single writer, and a fleet's runs stay adjacent."""
+
+_OPTIONS = ("lr", "batch_size", "epochs", "hidden_dim", "n_layers", "mixed_precision")
+"""Options that people compare models by."""
+
 
 @step("evaluate", run_name="evaluate {fleet.name}")
 def evaluate(
@@ -75,10 +81,6 @@ def evaluate(
         return _log(
             spec, parent, fleet, [results[job_key(shard)] for shard in fleet.shards], root, score, earlier
         )
-
-
-_LOGGING = threading.Lock()
-"""Fleets are logged one at a time: SQLite has a single writer, and a fleet's runs stay adjacent."""
 
 
 def _log(
@@ -216,10 +218,6 @@ def _record(
         folder=folder / "model",
         tags={"verdict": judged.verdict, **tags, FILES: json.dumps(expected)},
     )
-
-
-_OPTIONS = ("lr", "batch_size", "epochs", "hidden_dim", "n_layers", "mixed_precision")
-"""Options that people compare models by."""
 
 
 def _compared(

@@ -68,6 +68,9 @@ the fault too; FileNotFoundError: the file was removed since it was listed. Each
 requested, under any locks held meanwhile.
 """
 
+_FETCH = "hf download USER/NAME --local-dir copy && cpb restore"
+"""Where the published record in the home is damaged and the stored one is lost, a Hub repository has the last copy."""
+
 
 @dataclass
 class Verification:
@@ -403,10 +406,6 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
         yield _record(path, by_backtest.Switch, by_backtest.record_subject(path), RESTORE)
     for path in by_backtest.register_files(home, market):
         yield _record(path, by_backtest.Submission, by_backtest.record_subject(path), RESTORE)
-
-
-_FETCH = "hf download USER/NAME --local-dir copy && cpb restore"
-"""Where the published record in the home is damaged and the stored one is lost, a Hub repository has the last copy."""
 
 
 def published(home: Path, market: str) -> Iterator[Check]:

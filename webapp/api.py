@@ -50,6 +50,9 @@ TwoModels = Annotated[
     ),
 ]
 
+_YEARS: dict[str, Any] = {"pattern": r"^(19[7-9]|2[01]\d|22[0-5])\d-"}
+"""Pattern for the beginning of an instant: JSON Schema has no range of times."""
+
 
 def _date(text: str) -> str:
     """Refuse numbers, which pydantic reads as seconds since 1970: 20250609 is meant as a day."""
@@ -68,8 +71,6 @@ def _utc(given: datetime) -> datetime:
 
 
 Instant = Annotated[datetime, BeforeValidator(_date), AfterValidator(_utc)]
-_YEARS: dict[str, Any] = {"pattern": r"^(19[7-9]|2[01]\d|22[0-5])\d-"}
-"""Pattern for the beginning of an instant: JSON Schema has no range of times."""
 Until = Annotated[
     Instant | None,
     Query(description="newest close or issue; UTC where no zone is given", json_schema_extra=_YEARS),

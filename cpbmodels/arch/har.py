@@ -35,6 +35,9 @@ QUARTILES = [int(np.flatnonzero(level == QUANTILES)[0]) for level in (0.25, 0.75
 QUARTILE_DISTANCE = float(2 * t_quantiles(np.array(START_DF), np.array([0.75]))[0])
 """Between the quartiles of the standard t distribution with which a Student-t head starts."""
 
+FITTED = {"context": 1, "head": "scaled", "calendar_dim": 0, "epochs": 1, "mixed_precision": "off"}
+"""Options that `RobustHar` and its relatives fix: a fit of the last candle's columns in closed form."""
+
 
 class OfOneCandle(Architecture):
     """Reads the rolling columns of the last candle alone."""
@@ -132,10 +135,6 @@ def fitted_weights(model: RangeModel) -> dict[str, np.ndarray]:
         "candle": model.candle.T,
         "head.table": model.table,
     }
-
-
-FITTED = {"context": 1, "head": "scaled", "calendar_dim": 0, "epochs": 1, "mixed_precision": "off"}
-"""Options that `RobustHar` and its relatives fix: a fit of the last candle's columns in closed form."""
 
 
 class RobustHar(OfOneCandle):

@@ -32,6 +32,10 @@ MAX_STUDENT_LOG_SCALE = 6.0  # a Student-t scale lies within exp(-6) .. exp(6) u
 LEVELS = len(QUANTILES)
 MEDIAN = LEVELS // 2  # place of the level 0.5
 
+COPIES, MAX_BEND = 2, 0.5
+BENDING = np.abs(np.arange(LEVELS) - MEDIAN) / MEDIAN * 2 - 1
+"""By level, how a bend acts on the log of a quantile: -1 at the median .. 1 at 0.05 and 0.95."""
+
 
 def candle(open_: Tensor, close: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """[..., 4] open high low close from body and raw wicks; low <= min(open, close), high >= max(open, close).
@@ -350,11 +354,6 @@ class Scaled(Head):
         open_, high, low = raw[..., 0] * scale, raw[..., 2] * scale, raw[..., 3] * scale
         high = torch.maximum(high, torch.maximum(open_, close))  # the fit is valid, rounding may not be
         return q, torch.stack([open_, high, torch.minimum(low, torch.minimum(open_, close)), close], -1)
-
-
-COPIES, MAX_BEND = 2, 0.5
-BENDING = np.abs(np.arange(LEVELS) - MEDIAN) / MEDIAN * 2 - 1
-"""By level, how a bend acts on the log of a quantile: -1 at the median .. 1 at 0.05 and 0.95."""
 
 
 def bent(log_scale: Tensor, bend: Tensor, table: Tensor) -> Tensor:

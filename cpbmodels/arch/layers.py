@@ -24,6 +24,13 @@ from torch import Tensor
 Weights = dict[str, Tensor]
 """Name -> [K, *shape], views of the fleet's matrix."""
 
+ALIGN = 32
+"""Every weight, and every row, starts at a multiple of this many values, so of 64 bytes also in bf16: at other
+addresses a GPU's matrix products cannot use their fastest kernels. The gaps are zeros and stay zeros."""
+
+KEYS_PER_STEP = 64  # calls per step with a key of their own; further calls start again at the first key
+_INDEX: dict[tuple[int, torch.device], Tensor] = {}
+
 
 @dataclass(frozen=True)
 class Param:
@@ -44,11 +51,6 @@ def linear_params(name: str, inputs: int, outputs: int, bound: float | None = No
     """Weight [in, out] and bias [1, out] of a linear map, initialised like torch's nn.Linear."""
     bound = 1 / math.sqrt(inputs) if bound is None else bound
     return [Param(f"{name}.weight", (inputs, outputs), bound), Param(f"{name}.bias", (1, outputs), bound)]
-
-
-ALIGN = 32
-"""Every weight, and every row, starts at a multiple of this many values, so of 64 bytes also in bf16: at other
-addresses a GPU's matrix products cannot use their fastest kernels. The gaps are zeros and stay zeros."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +183,6 @@ def by_row(value: PerRow, like: Tensor) -> PerRow:
 def is_exactly(value: PerRow, constant: float) -> bool:
     """Whether it is this constant in all rows. What is special in a step (`options.fleet_key`) is so in all or none."""
     return not isinstance(value, Tensor) and value == constant
-
-
-KEYS_PER_STEP = 64  # calls per step with a key of their own; further calls start again at the first key
-_INDEX: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def _mix64(x: Tensor) -> Tensor:

@@ -49,6 +49,12 @@ DAYS, DAYS_WITHIN_THE_HOUR, SHAPE_DAYS = 730, 822, 365
 OWN = (*HAR_COLUMNS, *OWN_COLUMNS)
 FEATURES = (*OWN, *MARKET_COLUMNS, NO_MARKET, QUARTER)
 
+WIDTH = 64
+INPUT_CLIP, TARGET_CLIP, WEIGHT_POWER, MAX_PASSES = 4.0, 8.0, 0.5, 4
+LEVELS, BENDING = (torch.as_tensor(values).float() for values in (QUANTILES, BENDING_BY_LEVEL))
+STEPS, BATCH, RATE_WARMUP, RATE, DECAY, AVERAGING = 350, 1024, 50, 1e-3, 0.01, 0.02
+AVERAGE = "average"
+
 
 class Line(OfOneCandle):
     """One linear map to the log of the coming range, the hour of the week and the quarter of the day."""
@@ -144,12 +150,6 @@ def _market_from_own(model: RangeModel, training: TrainingOrigins) -> np.ndarray
         gram += design.T @ design
         moment += design.T @ rows[:, len(OWN) :]
     return solve_ridge(gram, moment)
-
-
-WIDTH = 64
-INPUT_CLIP, TARGET_CLIP, WEIGHT_POWER, MAX_PASSES = 4.0, 8.0, 0.5, 4
-LEVELS, BENDING = (torch.as_tensor(values).float() for values in (QUANTILES, BENDING_BY_LEVEL))
-STEPS, BATCH, RATE_WARMUP, RATE, DECAY, AVERAGING = 350, 1024, 50, 1e-3, 0.01, 0.02
 
 
 class Walk(Line):
@@ -276,9 +276,6 @@ def _gradient(added: Tensor, base: Tensor, targets: Tensor, weight: Tensor, tabl
     slope = torch.where(targets[..., None] < q, 1 - LEVELS, -LEVELS) * q
     bend = (slope @ BENDING) * (added[..., 1].abs() < MAX_BEND)
     return torch.stack([slope.sum(-1), bend], -1) * (weight / targets.numel() / len(LEVELS))[..., None]
-
-
-AVERAGE = "average"
 
 
 class Average(Architecture):

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+IN_STEP = ("dropout", "teacher_forcing", "location_shrink", "candle_weight", "clip", "weight_decay")
+"""Read in every step, on the device."""
+
+IN_RATE = ("lr", "schedule", "warmup_steps", "step_size", "step_gamma", "epochs")
+"""Read by `loop.learning_rate`, on the host."""
+
+PER_MEMBER = (*IN_STEP, *IN_RATE, "patience")
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -259,14 +267,6 @@ def check(options: Preset) -> Preset:
         )
     return options
 
-
-IN_STEP = ("dropout", "teacher_forcing", "location_shrink", "candle_weight", "clip", "weight_decay")
-"""Read in every step, on the device."""
-
-IN_RATE = ("lr", "schedule", "warmup_steps", "step_size", "step_gamma", "epochs")
-"""Read by `loop.learning_rate`, on the host."""
-
-PER_MEMBER = (*IN_STEP, *IN_RATE, "patience")
 
 _COMMON = {name: getattr(Preset(), name) for name in PER_MEMBER}
 

@@ -14,6 +14,9 @@ from cpbmodels.errors import ModelError, unknown_choice
 
 EMBEDDED_CALENDAR_DIM = 12  # width of the hour's embedding if `calendar_dim` 0 has no effect on the head
 
+TRAINING_OPTIONS = ("batch_size", "epochs", "patience", "lr", "mixed_precision")
+"""Options of gradient steps: a closed form has none."""
+
 
 def preset(
     name: str = "default", architecture: str = "har", profile: str | None = None, **overrides: Any
@@ -98,10 +101,6 @@ def _head_conflict(architecture: str, options: Preset) -> str:
     conditions = ", ".join(f"{name} {value}" for name, value in required.items())
     named = f"head {head!r} (with {conditions})" if required else f"head {head!r}"
     return f"{named} and architecture {' or '.join(map(repr, owners))} belong together."
-
-
-TRAINING_OPTIONS = ("batch_size", "epochs", "patience", "lr", "mixed_precision")
-"""Options of gradient steps: a closed form has none."""
 
 
 def reads(architecture: str, option: str) -> bool:

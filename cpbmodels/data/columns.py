@@ -28,6 +28,21 @@ SIGMA_WARMUP = 24  # returns in a segment before its EWMA volatility is used as 
 VOLATILITY_FLOOR = 1e-6  # a coin without trades has volatility 0, and everything is divided by it
 SCALED = (*RETURNS, "abs_return")  # columns that models read divided by the origin's volatility
 
+FEATURES: tuple[str, ...] = (
+    *CANDLE_COLUMNS,
+    "log_range",
+    "close_location",
+    "log_volume_change",
+    *(f"abs_return_mean_{n}" for n in ROLLING),
+    *(f"log_range_mean_{n}" for n in ROLLING),
+    "hour_of_week_utc",
+    "hour_of_week_ny",
+)
+"""The feature matrix, in the order of feature files; the first six follow from the candle alone."""
+
+WINSOR = 8.0
+"""Log-ranges are clipped at this many EWMA standard deviations of one candle."""
+
 
 def check_prices(prices: np.ndarray, label: str, place: Callable[[int], str] = "row {}".format) -> np.ndarray:
     """The candles as float64 [rows, 4], or a ModelError naming the first impossible row; `place` gives its name."""
@@ -115,22 +130,6 @@ def _ewma(values: np.ndarray) -> np.ndarray:
     for reach in 2 ** np.arange(11):
         out[reach:] = out[reach:] + LAMBDA ** float(reach) * out[:-reach]
     return out
-
-
-FEATURES: tuple[str, ...] = (
-    *CANDLE_COLUMNS,
-    "log_range",
-    "close_location",
-    "log_volume_change",
-    *(f"abs_return_mean_{n}" for n in ROLLING),
-    *(f"log_range_mean_{n}" for n in ROLLING),
-    "hour_of_week_utc",
-    "hour_of_week_ny",
-)
-"""The feature matrix, in the order of feature files; the first six follow from the candle alone."""
-
-WINSOR = 8.0
-"""Log-ranges are clipped at this many EWMA standard deviations of one candle."""
 
 
 def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:

@@ -29,6 +29,8 @@ _CELL = (
     rf"(?P<exponent>[eE][+-]?[0-9]+)? *(?P<behind>{_UNIT})?$"
 )
 
+_NOT_OF_NUMBER: dict[Decimal, str] = {"point": "[^0-9.]", "comma": "[^0-9,]"}
+
 
 def _whole(separators: str) -> str:
     """Pattern of the digits before the decimal mark: together, or in groups of three by one of these separators."""
@@ -39,7 +41,6 @@ _WITH_MARK: dict[Decimal, str] = {
     "point": "^(" + _whole(",' ") + r")(\.[0-9]*)?$",  # `3000.` is written by some programs
     "comma": "^(" + _whole(".' ") + ")(,[0-9]+)?$",
 }
-_NOT_OF_NUMBER: dict[Decimal, str] = {"point": "[^0-9.]", "comma": "[^0-9,]"}
 
 
 class Cell(NamedTuple):

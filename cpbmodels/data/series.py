@@ -38,6 +38,12 @@ log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 
+QUANTILE_COLUMNS = tuple(f"q{round(level * 100):02d}" for level in QUANTILES)
+"""`q05 q10 … q95`: the close, at 19 levels."""
+
+MEDIAN_COLUMNS = ("q50_open", "q50_high", "q50_low")
+"""With `q50` as its close, the median candle."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -366,13 +372,6 @@ def split_rows(rows: int, validation: float, test: float, embargo: int | None) -
         "validation": (validation_start, validation_end),
         "test": (test_start, rows),
     }
-
-
-QUANTILE_COLUMNS = tuple(f"q{round(level * 100):02d}" for level in QUANTILES)
-"""`q05 q10 … q95`: the close, at 19 levels."""
-
-MEDIAN_COLUMNS = ("q50_open", "q50_high", "q50_low")
-"""With `q50` as its close, the median candle."""
 
 
 def forecast_rows(

@@ -45,6 +45,9 @@ FIRST_YEAR, LAST_YEAR = 1800, 2199  # of any time: what lies between them can be
 
 OPTIONS = tuple(Preset().as_dict())
 
+REQUIRED = ("format", "architecture", "dtype", "quantiles", "seed", *OPTIONS, WEIGHTS_DIGEST, DIGEST)
+"""Fields without which no model can be built."""
+
 
 def _moment(value: Any) -> datetime | None:
     """An aware time of these centuries, None for anything else."""
@@ -114,8 +117,6 @@ FIELDS: Mapping[str, Any] = {
     DIGEST: _sha256,
 }
 """The kind of each field, see `fits`."""
-REQUIRED = ("format", "architecture", "dtype", "quantiles", "seed", *OPTIONS, WEIGHTS_DIGEST, DIGEST)
-"""Fields without which no model can be built."""
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -18,6 +18,9 @@ from cpbmodels.fleet.net import Net
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
+# Used when nothing is random: tells the net that it trains, and no draw is ever requested from it.
+_NO_DRAWS = Draws(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+
 
 def rate_tensor(rates: np.ndarray, device: torch.device) -> Tensor:
     """Rates of float32 precision (`loop.step_rates`) in the dtype that a device's fused optimizers read."""
@@ -350,7 +353,3 @@ class Fleet:
             for name, limit in zip(("clip", "weight_decay"), prefix.limits, strict=True):
                 limit.copy_(self._per_row(name, count))
         self.grad.zero_()  # clipping a diverged row fills the gaps of its layout with NaN, and no step writes gaps
-
-
-# Used when nothing is random: tells the net that it trains, and no draw is ever requested from it.
-_NO_DRAWS = Draws(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))

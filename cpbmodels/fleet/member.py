@@ -50,6 +50,15 @@ from cpbmodels.fleet.predict import Forecast, forecast_all, predict_rows
 if TYPE_CHECKING:
     import polars as pl
 
+MAX_ROWS = 1_000  # models in an ensemble
+_COSTS = (
+    "train_seconds",
+    "trained_at",
+    "rss_peak_mb",
+    "gpu_mem_allocated_peak_mb",
+    "gpu_mem_reserved_peak_mb",
+)
+
 
 @dataclass
 class Member:
@@ -244,9 +253,6 @@ def _bare_symbol(symbol: str) -> str:
     return "".join(filter(str.isalnum, symbol.partition(":")[0])).upper()
 
 
-MAX_ROWS = 1_000  # models in an ensemble
-
-
 def load(folder: str | Path) -> Member:
     """A member from its folder. Reads no pickle and runs no code from it.
 
@@ -420,15 +426,6 @@ def ensemble(members: list[Member]) -> Member:
         },
         touch=_mean_touch(members),
     )
-
-
-_COSTS = (
-    "train_seconds",
-    "trained_at",
-    "rss_peak_mb",
-    "gpu_mem_allocated_peak_mb",
-    "gpu_mem_reserved_peak_mb",
-)
 
 
 def _cost(parts: Sequence[Member]) -> dict[str, Any]:

@@ -42,6 +42,14 @@ from cpbmodels.kernels.support import described
 if TYPE_CHECKING:
     from cpbmodels.fleet.loop import FleetJob, Loop
 
+MAX_TOUCH_ORIGINS = {True: 1_500, False: 4_000}
+"""Windows that are forecast for the table of extremes of a model of one series (True), or of several. More of them
+scored at most .0005 better on 20 coins at 1h."""
+
+MAX_FILES = 2  # two, in case the newest is damaged
+MAX_TIME_SHARE = 0.02  # of the training that copies may take
+_NAME = re.compile(r"epoch-\d{6}-[0-9a-f]{8}\.safetensors")
+
 
 @dataclass(frozen=True)
 class EpochRecord:
@@ -286,11 +294,6 @@ def _classification(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> lis
     return out
 
 
-MAX_TOUCH_ORIGINS = {True: 1_500, False: 4_000}
-"""Windows that are forecast for the table of extremes of a model of one series (True), or of several. More of them
-scored at most .0005 better on 20 coins at 1h."""
-
-
 def with_touch(member: Member, learned: Sequence[Series], device: str) -> Member:
     """The member with the table of extremes over training and validation windows of the series that it learned.
 
@@ -310,10 +313,6 @@ def with_touch(member: Member, learned: Sequence[Series], device: str) -> Member
 
 
 log = logging.getLogger(__name__)
-
-MAX_FILES = 2  # two, in case the newest is damaged
-MAX_TIME_SHARE = 0.02  # of the training that copies may take
-_NAME = re.compile(r"epoch-\d{6}-[0-9a-f]{8}\.safetensors")
 
 
 class Checkpoints:

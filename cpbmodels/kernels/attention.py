@@ -18,6 +18,9 @@ from torch import Tensor
 
 from cpbmodels.kernels.support import launch, partial_sums, summed
 
+_QKV = tuple[Tensor, ...]
+"""Of queries, keys and values. Their rows [K, B x S or T, d] may lie apart, those of keys and values equally."""
+
 
 @triton.jit
 def _head(x, bias, row, s_row, n, W: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr):
@@ -179,10 +182,6 @@ def _constants(S: int, T: int, d: int, heads: int, causal: bool) -> dict[str, An
     }
     warps = 1 if max(tiles["BS"], tiles["BT"]) <= 32 else 4
     return {"HEADS": heads, "S": S, "T": T, "W": d // heads, **tiles, "CAUSAL": causal, "num_warps": warps}
-
-
-_QKV = tuple[Tensor, ...]
-"""Of queries, keys and values. Their rows [K, B x S or T, d] may lie apart, those of keys and values equally."""
 
 
 def _attend(given: _QKV, biases: _QKV, steps: int, heads: int, causal: bool) -> Tensor:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _SHOWN = 20
 """Maximum number of lines of each kind on the terminal; `--json` has all."""
 
+_ALL = "all"
+
 
 @cli_options(IngestSpec, without=("offline",))
 def ingest(
@@ -60,9 +62,6 @@ def _for_people(report: "IngestReport") -> str:
             f"{requests} to {report.source} in {report.seconds:.1f} s",
         ]
     )
-
-
-_ALL = "all"
 
 
 def verify(

@@ -12,6 +12,23 @@ from flows.console import Column, echo, emit, finding, price, print_table, quiet
 from schemas.errors import age, count
 from schemas.scope import ForecastSpec
 
+_AFTER = (1, 5, 10)
+"""Candles ahead that the table of several series shows; the last step instead of those beyond it."""
+
+_BANDS = (
+    Column("series; last close and its age; verdict; record", "about", stays=True, folds=True),
+    Column("candles", "step", ">", stays=True),
+    Column("close at (UTC)", "close"),
+    Column("50 %", "half", ">", stays=True),
+    Column("80 %", "most", ">", stays=True),
+)
+_LEVELS = range(5, 100, 5)
+_EVERYTHING = (
+    Column("candle", "step", ">", stays=True),
+    Column("close at (UTC)", "close"),
+    *(Column(f"{level} %", f"q{level:02}", ">", stays=level in (10, 25, 50, 75, 90)) for level in _LEVELS),
+)
+
 
 @cli_options(ForecastSpec)
 def forecast(spec: ForecastSpec, json: Json = False) -> None:
@@ -63,26 +80,6 @@ def _print_touch(touch: Sequence[dict[str, Any]]) -> None:
     steps = [Column(str(s), str(s), ">", stays=s in (1, 5, horizon)) for s in range(1, horizon + 1)]
     title = f"Reached within so many candles, the last of them until {_time(touch[-1]['by'])} UTC"
     print_table(title, (Column("price", "price", ">", stays=True), *steps), lines)
-
-
-_AFTER = (1, 5, 10)
-"""Candles ahead that the table of several series shows; the last step instead of those beyond it."""
-
-_BANDS = (
-    Column("series; last close and its age; verdict; record", "about", stays=True, folds=True),
-    Column("candles", "step", ">", stays=True),
-    Column("close at (UTC)", "close"),
-    Column("50 %", "half", ">", stays=True),
-    Column("80 %", "most", ">", stays=True),
-)
-
-_LEVELS = range(5, 100, 5)
-
-_EVERYTHING = (
-    Column("candle", "step", ">", stays=True),
-    Column("close at (UTC)", "close"),
-    *(Column(f"{level} %", f"q{level:02}", ">", stays=level in (10, 25, 50, 75, 90)) for level in _LEVELS),
-)
 
 
 def _about(row: dict[str, Any], model: dict[str, Any], now: datetime) -> list[str]:

@@ -19,6 +19,49 @@ if TYPE_CHECKING:
     from schemas.ledger import Alarm
     from tasks.promotion.moves import Served
 
+BOARD = (
+    Column("", "place", stays=True),
+    Column("architecture", "architecture", stays=True),
+    Column("preset", "preset"),
+    Column("coins", "trained"),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True),
+    Column("verdict", "verdict", stays=True),
+    Column("coins < 1", "better_share", ".0%"),
+    Column("touch", "touch_brier_ratio", ".4f"),
+    Column("MAE ratio", "mae_ratio", ".4f"),
+    Column("direction", "directional_accuracy", ".3f"),
+    Column("80 % band", "coverage_80", ".3f"),
+    Column("windows/s", "windows_per_s", ",.0f"),
+    Column("train s", "train_seconds", ".1f"),
+    Column("RSS MB", "rss_peak_mb", ",.0f"),
+)
+_LEDGER = (
+    Column("", "place", stays=True),
+    Column("forecasts of", "of", stays=True, folds=True),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True),
+    Column("verdict", "verdict"),
+    Column("days", "days", ","),
+    Column("forecasts", "forecasts", ","),
+    Column("tails", "tail_ratio", ".4f"),
+    *(Column(f"in {band} %", f"coverage_{band}", ".3f") for band in (50, 80, 90)),
+)
+_FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
+"""The ratio to the random walk on the test span with its 95 % interval; null if it was not judged."""
+
+_TABLE = (
+    Column("series", "series", stays=True),
+    Column("version", "version", stays=True),
+    Column("architecture", "architecture"),
+    Column("preset", "preset"),
+    Column("decision", "decision", stays=True),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True),
+    Column("test span", "finding", stays=True),
+    Column("live", "live", stays=True),
+)
+
 
 @cli_options(BoardSpec)
 def leaderboard(spec: BoardSpec, json: Json = False) -> None:
@@ -57,25 +100,6 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     print_table(title, BOARD, shown)
 
 
-BOARD = (
-    Column("", "place", stays=True),
-    Column("architecture", "architecture", stays=True),
-    Column("preset", "preset"),
-    Column("coins", "trained"),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
-    Column("95 % interval", "interval", ">", stays=True),
-    Column("verdict", "verdict", stays=True),
-    Column("coins < 1", "better_share", ".0%"),
-    Column("touch", "touch_brier_ratio", ".4f"),
-    Column("MAE ratio", "mae_ratio", ".4f"),
-    Column("direction", "directional_accuracy", ".3f"),
-    Column("80 % band", "coverage_80", ".3f"),
-    Column("windows/s", "windows_per_s", ",.0f"),
-    Column("train s", "train_seconds", ".1f"),
-    Column("RSS MB", "rss_peak_mb", ",.0f"),
-)
-
-
 @cli_options(BoardSpec, only=("market", "coins", "timeframes"))
 def ledger(spec: BoardSpec, json: Json = False) -> None:
     """Show the scores of the stored forecasts against the random walk, live forecasts and replays separately.
@@ -107,19 +131,6 @@ def ledger(spec: BoardSpec, json: Json = False) -> None:
         )
     else:
         echo(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")
-
-
-_LEDGER = (
-    Column("", "place", stays=True),
-    Column("forecasts of", "of", stays=True, folds=True),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
-    Column("95 % interval", "interval", ">", stays=True),
-    Column("verdict", "verdict"),
-    Column("days", "days", ","),
-    Column("forecasts", "forecasts", ","),
-    Column("tails", "tail_ratio", ".4f"),
-    *(Column(f"in {band} %", f"coverage_{band}", ".3f") for band in (50, 80, 90)),
-)
 
 
 def _ledger_line(row: dict[str, Any], *, ambiguous: bool) -> dict[str, Any]:
@@ -215,10 +226,6 @@ def promote(
         echo(f"{decision.series}: version {decision.version_number} is the champion now: {decision.reason}")
 
 
-_FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
-"""The ratio to the random walk on the test span with its 95 % interval; null if it was not judged."""
-
-
 def _row(served: "Served") -> dict[str, Any]:
     champion, series = served.champion, served.champion.series
     return {
@@ -274,19 +281,6 @@ def _table_row(served: "Served", alarm: "Alarm | None") -> dict[str, Any]:
         "finding": "damaged" if served.champion.damage else finding(row["verdict"]),
         "live": _live(alarm),
     }
-
-
-_TABLE = (
-    Column("series", "series", stays=True),
-    Column("version", "version", stays=True),
-    Column("architecture", "architecture"),
-    Column("preset", "preset"),
-    Column("decision", "decision", stays=True),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
-    Column("95 % interval", "interval", ">", stays=True),
-    Column("test span", "finding", stays=True),
-    Column("live", "live", stays=True),
-)
 
 
 @cli_options(RunSpec, only=("market", "repo"))

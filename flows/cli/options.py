@@ -97,6 +97,15 @@ _POSITIONAL = {
 }
 """The arguments of `cpb COMMAND [COIN [TIMEFRAME]]`, each with the field that it gives and its help."""
 
+_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
+"""The hyphen, and what looks like it."""
+
+_REAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+"""Real numbers, also those that JSON does not know: `.1`, `5.`, `+0.5`."""
+
+_SET, _UNSET = "set_", "unset_"
+"""Before the name of a model's option: the parameter with its values, and the one that counts `--no-NAME`."""
+
 
 def cli_options(
     spec: type[S], *, only: Collection[str] = (), without: Collection[str] = ()
@@ -155,10 +164,6 @@ def cli_options(
     return decorate
 
 
-_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
-"""The hyphen, and what looks like it."""
-
-
 class Command(TyperCommand):
     """A command whose options may include those of a model, by their names."""
 
@@ -201,10 +206,6 @@ class Command(TyperCommand):
                 if isinstance(param, TyperOption):
                     param.hidden = False
         return super().shell_complete(ctx, incomplete)
-
-
-_REAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-"""Real numbers, also those that JSON does not know: `.1`, `5.`, `+0.5`."""
 
 
 def parse_value(text: str) -> Any:
@@ -304,10 +305,6 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 def _argument(name: str) -> inspect.Parameter:
     argument = typer.Argument(help=_POSITIONAL[name][1], metavar=name.upper(), show_default=False)
     return _keyword(name, Annotated[str | None, argument], None)
-
-
-_SET, _UNSET = "set_", "unset_"
-"""Before the name of a model's option: the parameter with its values, and the one that counts `--no-NAME`."""
 
 
 def _model_parameters(by_set: Collection[str]) -> list[inspect.Parameter]:

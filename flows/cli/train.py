@@ -14,6 +14,24 @@ from schemas.run import BacktestSpec, RunSpec, TrainSpec
 from schemas.tuning import TuneSpec
 from tasks.storage.files import public_url
 
+_COLUMNS = (
+    Column("", "timeframe", stays=True),
+    Column("model", "model", stays=True),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True),
+    Column("verdict", "finding", stays=True),
+    Column("p", "p", ">", stays=True),
+    Column("coins", "coins", ","),
+    Column("coins < 1", "coins_below_one", ".0%"),
+    Column("MAE ratio", "mae_ratio", ".4f"),
+    Column("direction", "directional_accuracy", ".3f"),
+    Column("80 % band", "coverage_80", ".3f"),
+    Column("90 % band", "coverage_90", ".3f"),
+    Column("tails", "tail_pinball_ratio", ".4f"),
+    Column("touch", "touch_brier_ratio", ".4f"),
+    Column("forecasts", "n", ","),
+)
+
 
 def demo(json: Json = False) -> None:
     """Train, judge and package 2 coins x {15m, 1h} x 5 architectures on simulated klines; needs no network.
@@ -118,25 +136,6 @@ def _next_steps() -> None:
     echo("  cpb ui                                        compare the runs in the MLflow UI")
     echo("  cpb serve                                     forecasts on a page")
     echo("  cpb train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")
-
-
-_COLUMNS = (
-    Column("", "timeframe", stays=True),
-    Column("model", "model", stays=True),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
-    Column("95 % interval", "interval", ">", stays=True),
-    Column("verdict", "finding", stays=True),
-    Column("p", "p", ">", stays=True),
-    Column("coins", "coins", ","),
-    Column("coins < 1", "coins_below_one", ".0%"),
-    Column("MAE ratio", "mae_ratio", ".4f"),
-    Column("direction", "directional_accuracy", ".3f"),
-    Column("80 % band", "coverage_80", ".3f"),
-    Column("90 % band", "coverage_90", ".3f"),
-    Column("tails", "tail_pinball_ratio", ".4f"),
-    Column("touch", "touch_brier_ratio", ".4f"),
-    Column("forecasts", "n", ","),
-)
 
 
 @cli_options(BacktestSpec, without=("repo", "tail", "force", "prune", "wandb", "serving"))

@@ -32,6 +32,9 @@ from tasks.judging.scores import MEDIAN, Fit, Rows, ScaledTable, ewma_walk, rand
 from tasks.judging.touch import STATED, deciles, touch_scores
 from tasks.running.parallel import report_progress
 
+TOO_SHORT = "too-short"
+"""Failure code of a series whose fold has no window for the architecture: the fold is left out."""
+
 
 def robust_har(series: Series, origins: Rows, horizon: int) -> RangeModel:
     """Fit the strongest baseline: the architecture of the same name, in float64, on a coin's training origins.
@@ -94,9 +97,6 @@ def baselines(names: Collection[str], fleets: Collection[str]) -> list[Model]:
     """Return the requested baselines, except those also trained as a fleet of the same name."""
     return [Baseline(name, BASELINES[name]) for name in names if name not in fleets]
 
-
-TOO_SHORT = "too-short"
-"""Failure code of a series whose fold has no window for the architecture: the fold is left out."""
 
 RecordFold = Callable[[str, FoldSeries, Prediction], None]
 """Called with a model's name, the fold and the forecasts of every judged fold."""

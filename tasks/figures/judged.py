@@ -34,6 +34,53 @@ from tasks.judging.touch import STATED, deciles
 
 _NOTHING = "No model has been judged yet."
 
+INTRODUCTION = (
+    "The median is practically the last price. What is forecast is the width of the distribution; nothing here "
+    "claims to know the direction. The reference is a random walk with EWMA volatility and standardised empirical "
+    "quantiles per step, on the same rows; the plain random walk, a baseline, has one constant volatility."
+)
+MAX_OPEN_ROWS = 30
+"""Maximum number of rows of a table that is initially open."""
+
+COLUMNS = {
+    "timeframe": Column("Candles", "candle length"),
+    "architecture": Column("Model", "model or baseline"),
+    "symbol": Column("Coin"),
+    "coins": Column("Coins", "coins judged", ","),
+    "crps_ratio": Column("CRPS ratio", "CRPS / reference's, mean over the coins; below 1 is better", ".4f"),
+    "low": Column("95 % from", "lower end of its 95 % interval", ".4f"),
+    "high": Column("95 % to", "upper end", ".4f"),
+    "p": Column("p", "Diebold-Mariano p of no difference", "p"),
+    "coins_below_one": Column("Coins better", "share of coins with a ratio below 1", ".0%"),
+    "mae_ratio": Column("MAE ratio", "MAE of the median / that of the last close", ".4f"),
+    "direction_1": Column(
+        "Direction, next", "share of correct signs one candle ahead; 50 % is chance", ".1%"
+    ),
+    "direction": Column("Direction, all", "the same, mean over all steps", ".1%"),
+    "coverage_80": Column("In 80 % band", "share within the 80 % band", ".1%"),
+    "coverage_90": Column("In 90 % band", "share within the 90 % band", ".1%"),
+    "tail_ratio": Column("Tail ratio", "pinball of the 5 % and 95 % quantiles / reference's", ".4f"),
+    "touch_ratio": Column(
+        "Touch ratio", "Brier score of the chance that a price is touched / reference's", ".4f"
+    ),
+    "n": Column("Forecasts", "forecasts judged", ","),
+    "verdict": Column(
+        "Verdict", "against the random walk with EWMA volatility; p is corrected over the coins"
+    ),
+}
+"""Columns of the leaderboard and of the members' table."""
+
+_OUTCOMES = {
+    "first": ("first champion", "star"),
+    "switched": ("switched to", "triangle-up"),
+    "refreshed": ("refreshed", "circle"),
+    "forced": ("by hand", "square"),
+    "kept": ("champion kept", "line-ns-open"),
+    "unchanged": ("unchanged", "line-ns-open"),
+    "retired": ("retired", "x"),
+}
+"""Name and marker of each outcome; the markers of changed champions are filled."""
+
 
 def reliability_figure(curves: Mapping[str, tuple[Array, Array]], what: str) -> Figure:
     """Return observed share minus stated share, a line per model; a calibrated model is at 0.
@@ -87,44 +134,6 @@ def steps_figure(ratios: Mapping[str, Array]) -> Figure:
         xaxis={"title": {"text": "candles ahead"}, "tickformat": "d"},
         yaxis={"title": {"text": RATIO_TITLE}, "tickformat": ".3f"},
     )
-
-
-INTRODUCTION = (
-    "The median is practically the last price. What is forecast is the width of the distribution; nothing here "
-    "claims to know the direction. The reference is a random walk with EWMA volatility and standardised empirical "
-    "quantiles per step, on the same rows; the plain random walk, a baseline, has one constant volatility."
-)
-
-MAX_OPEN_ROWS = 30
-"""Maximum number of rows of a table that is initially open."""
-
-COLUMNS = {
-    "timeframe": Column("Candles", "candle length"),
-    "architecture": Column("Model", "model or baseline"),
-    "symbol": Column("Coin"),
-    "coins": Column("Coins", "coins judged", ","),
-    "crps_ratio": Column("CRPS ratio", "CRPS / reference's, mean over the coins; below 1 is better", ".4f"),
-    "low": Column("95 % from", "lower end of its 95 % interval", ".4f"),
-    "high": Column("95 % to", "upper end", ".4f"),
-    "p": Column("p", "Diebold-Mariano p of no difference", "p"),
-    "coins_below_one": Column("Coins better", "share of coins with a ratio below 1", ".0%"),
-    "mae_ratio": Column("MAE ratio", "MAE of the median / that of the last close", ".4f"),
-    "direction_1": Column(
-        "Direction, next", "share of correct signs one candle ahead; 50 % is chance", ".1%"
-    ),
-    "direction": Column("Direction, all", "the same, mean over all steps", ".1%"),
-    "coverage_80": Column("In 80 % band", "share within the 80 % band", ".1%"),
-    "coverage_90": Column("In 90 % band", "share within the 90 % band", ".1%"),
-    "tail_ratio": Column("Tail ratio", "pinball of the 5 % and 95 % quantiles / reference's", ".4f"),
-    "touch_ratio": Column(
-        "Touch ratio", "Brier score of the chance that a price is touched / reference's", ".4f"
-    ),
-    "n": Column("Forecasts", "forecasts judged", ","),
-    "verdict": Column(
-        "Verdict", "against the random walk with EWMA volatility; p is corrected over the coins"
-    ),
-}
-"""Columns of the leaderboard and of the members' table."""
 
 
 def judged_sections(
@@ -203,18 +212,6 @@ def _short(verdict: str) -> str:
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"architecture": title_of(str(row["architecture"]))}
-
-
-_OUTCOMES = {
-    "first": ("first champion", "star"),
-    "switched": ("switched to", "triangle-up"),
-    "refreshed": ("refreshed", "circle"),
-    "forced": ("by hand", "square"),
-    "kept": ("champion kept", "line-ns-open"),
-    "unchanged": ("unchanged", "line-ns-open"),
-    "retired": ("retired", "x"),
-}
-"""Name and marker of each outcome; the markers of changed champions are filled."""
 
 
 def record_figure(record: pl.DataFrame) -> Figure:

@@ -44,6 +44,14 @@ DATA_KEYS = frozenset(
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
+LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+MAX_VALUE = 1e300
+"""Larger numbers are treated as infinite, so that computations with two numbers stay finite."""
+
+RATIO_TITLE = "CRPS ratio (below 1 is better)"
+LONG_TEXT = 40
+"""Length in characters above which a cell is wrapped."""
+
 
 @dataclass(frozen=True)
 class Theme:
@@ -176,14 +184,6 @@ def _fill(value: Any, roles: dict[str, str]) -> Any:
     return value
 
 
-LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
-
-MAX_VALUE = 1e300
-"""Larger numbers are treated as infinite, so that computations with two numbers stay finite."""
-
-RATIO_TITLE = "CRPS ratio (below 1 is better)"
-
-
 def figure(traces: Sequence[dict[str, Any]], alt: str, **layout: Any) -> Figure:
     """Return a figure of traces with its description and the common layout, which `layout` may override."""
     return {
@@ -278,10 +278,6 @@ def level(value: float, axis: str = "y") -> dict[str, Any]:
         f"{other}1": 1,
         f"{other}ref": f"{other} domain",
     }
-
-
-LONG_TEXT = 40
-"""Length in characters above which a cell is wrapped."""
 
 
 @dataclass(frozen=True)

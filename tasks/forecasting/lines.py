@@ -34,6 +34,8 @@ MONTH_FILE = re.compile(r"(forecasts|ledger)(-\w+)?/interval=(\w+)/symbol=(\w+)/
 _TAIL = ',"hash":"'
 _TAIL_BYTES = len(_TAIL) + 64 + len('"}\n')
 
+_BEFORE = "of_before"
+
 
 class Entry(NamedTuple):
     """A line's entry for one file.
@@ -205,9 +207,6 @@ class Chain:
         except OSError as error:
             chain.fault = f"it cannot be read ({error.strerror})"
         return chain
-
-
-_BEFORE = "of_before"
 
 
 class RowDigests:

@@ -43,6 +43,15 @@ DAILY, SUMMARY = "daily.parquet", "summary.json"
 MAX_VERSIONS = 4
 """Versions of a series in the summary, newest first; nightly refreshes make 365 versions a year."""
 
+KEY = ("day", "model_version", "weights_sha256", "live")
+ROLLING_DAYS = 30
+"""Window of `rolling` and of the coverage, in days."""
+
+DAYS_SCHEMA = {
+    "day": pl.Date,
+    **dict.fromkeys(("ratio", "low", "high", "rolling", *(f"coverage_{band}" for band in BANDS)), pl.Float64),
+}
+
 
 def score_due(home: Path, series: Sequence[SeriesId], now: datetime | None = None) -> Score:
     """Write the realised closes of the series' due forecasts, and update the live records of their markets.
@@ -71,9 +80,6 @@ def score_due(home: Path, series: Sequence[SeriesId], now: datetime | None = Non
         except ANY_ERROR as error:  # scores are stored; the next scoring updates the record
             failures.append(Failure.of(None, "score", f"the record of {market} is not updated: {error}"))
     return Score(rows=sum(stored.values()), failures=tuple(failures))
-
-
-KEY = ("day", "model_version", "weights_sha256", "live")
 
 
 def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
@@ -299,15 +305,6 @@ def ledger_rows(
             and (timeframes is None or entry.timeframe in timeframes)
         ]
     return rows
-
-
-ROLLING_DAYS = 30
-"""Window of `rolling` and of the coverage, in days."""
-
-DAYS_SCHEMA = {
-    "day": pl.Date,
-    **dict.fromkeys(("ratio", "low", "high", "rolling", *(f"coverage_{band}" for band in BANDS)), pl.Float64),
-}
 
 
 def record_by_day(sums: pl.DataFrame, series: SeriesId, now: datetime, *, live: bool) -> pl.DataFrame:

@@ -40,6 +40,12 @@ from tasks.storage.records import find_record, write_record
 ORIGIN = ("model_version", "role", "issued_at")
 """Columns that identify one forecast of a series."""
 
+_DUE = {
+    "month": pl.String,
+    **{name: FORECASTS.schema[name] for name in (*KEY, "target_time")},
+}
+_STEP_1 = tuple(f"{whose}covered_{band}" for whose in ("", "ref_") for band in BANDS)
+
 
 def scores_due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
     """Return the ledger rows of a series' unscored forecasts whose candle has closed by `now`; empty if none are due.
@@ -84,12 +90,6 @@ def scores_due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
     }
     _write_settled(home, series, settled, new, opened={month.name for month in months})
     return closed.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
-
-
-_DUE = {
-    "month": pl.String,
-    **{name: FORECASTS.schema[name] for name in (*KEY, "target_time")},
-}
 
 
 @dataclass(frozen=True)
@@ -234,9 +234,6 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
         if len(newest) == limit and newest["target_time"][0] > first:
             break
     return newest
-
-
-_STEP_1 = tuple(f"{whose}covered_{band}" for whose in ("", "ref_") for band in BANDS)
 
 
 def evidence_rows(

@@ -47,6 +47,8 @@ BETWEEN_RUNS = timedelta(hours=2)
 STOPPED_AFTER = timedelta(days=14)
 """A coin whose newest candle is this far behind the newest of its market has stopped trading: not a failure."""
 
+FILE_NAME = "watch.json"
+
 
 @dataclass(frozen=True)
 class Stale:
@@ -133,8 +135,6 @@ def newest_month(home: Path, series: SeriesId, until: datetime | None) -> dateti
     months = [f.stem for f in series.folder(home, "klines").glob("????-??.parquet") if f.stem <= last]
     return datetime.strptime(max(months), "%Y-%m").replace(tzinfo=UTC) if months else None
 
-
-FILE_NAME = "watch.json"
 
 State = Literal["fine", "watch", "drifted"]
 

@@ -123,6 +123,18 @@ series = Series.from_frame(candles, symbol, timeframe, partial="drop")  # withou
 forecast = from_hub("{repo}", symbol, timeframe, market="{market}").forecast(series)
 print(forecast.to_frame(stop=[0.05]))  # also the prices that are touched with a chance of 5 %"""
 
+_TASK = "time-series-forecasting"
+"""The task of the Hub (`PIPELINE_DATA` in huggingface.js)."""
+
+_RESULTS = {
+    "crps_ratio": "CRPS / random walk's",
+    "mae_ratio": "MAE / random walk's",
+    "touch_brier_ratio": "Brier score of a touch / random walk's",
+}
+"""The scores in the metadata, which the Hub shows beside the card, and their names there."""
+
+_FINDINGS = {"better": "better", "worse": "worse", "no": "no different"}
+
 
 @dataclass(frozen=True)
 class _Market:
@@ -150,17 +162,6 @@ def _market(name: str) -> _Market:
     of = f"Binance's {_BINANCE_MARKETS[name]} market"
     data = f"[Public klines of {of}]({BINANCE}/?prefix=data/{MARKET_FOLDERS[name]}/), under Binance's terms"
     return _Market(of, data, f"binance-{name}-klines")
-
-
-_TASK = "time-series-forecasting"
-"""The task of the Hub (`PIPELINE_DATA` in huggingface.js)."""
-
-_RESULTS = {
-    "crps_ratio": "CRPS / random walk's",
-    "mae_ratio": "MAE / random walk's",
-    "touch_brier_ratio": "Brier score of a touch / random walk's",
-}
-"""The scores in the metadata, which the Hub shows beside the card, and their names there."""
 
 
 def model_card(
@@ -290,9 +291,6 @@ def verdict(champions: Sequence[Champion]) -> str:
         f"test span, {findings.count('better')} of them significantly; {findings.count('worse')} are significantly "
         f"worse. The median model's CRPS is {size}."
     )
-
-
-_FINDINGS = {"better": "better", "worse": "worse", "no": "no different"}
 
 
 def _finding(champion: Champion) -> str:

@@ -44,6 +44,27 @@ MIN_ROWS = 48
 _ENDINGS = ("", "early_stop", "max_epochs", "closed_form")
 """Values of `stopped` in `cpbmodels.Member.report` for a complete training; "" if the folder does not record it."""
 
+ALPHA = 0.05
+"""Probability that any of the recipes submitted for a span passes, if none of them is better."""
+
+MIN_GAIN = 0.0003
+"""Smallest gain for which a recipe is replaced, as a share of the CRPS."""
+
+MIN_BETTER = 2 / 3
+"""Smallest share of months with a lower loss."""
+
+RECENT_DAYS = 91
+"""The last three months, on which a recipe must not be significantly worse."""
+
+MIN_MONTH_DAYS = 15
+"""Calendar months with fewer days of rows are not counted."""
+
+BLOCK_DAYS = 7
+"""Length of a block of the bootstrap, and lags of the Newey-West variance: volatility regimes last for days."""
+
+MIN_DAYS = {3600: 547, 900: 365}
+"""Shortest backtest, in days, by the candle's length in seconds: 18 months, and 12 below 1h."""
+
 
 @dataclass(frozen=True)
 class GateModel:
@@ -250,23 +271,6 @@ def choose_first(
         counts[recipe] = counts.get(recipe, 0) + 1
     ranked = [*sorted(counts, key=lambda r: (-counts[r], r)), *order]
     return next((fielded[recipe] for recipe in ranked if recipe in fielded), None)
-
-
-ALPHA = 0.05
-"""Probability that any of the recipes submitted for a span passes, if none of them is better."""
-MIN_GAIN = 0.0003
-"""Smallest gain for which a recipe is replaced, as a share of the CRPS."""
-MIN_BETTER = 2 / 3
-"""Smallest share of months with a lower loss."""
-RECENT_DAYS = 91
-"""The last three months, on which a recipe must not be significantly worse."""
-MIN_MONTH_DAYS = 15
-"""Calendar months with fewer days of rows are not counted."""
-BLOCK_DAYS = 7
-"""Length of a block of the bootstrap, and lags of the Newey-West variance: volatility regimes last for days."""
-
-MIN_DAYS = {3600: 547, 900: 365}
-"""Shortest backtest, in days, by the candle's length in seconds: 18 months, and 12 below 1h."""
 
 
 def min_days(candle_seconds: int) -> int:

@@ -20,6 +20,16 @@ DRAWS = 1000
 NORMAL = 1.96
 """97.5 % point of the normal distribution."""
 
+MIN_DAYS = 30
+"""Minimum number of UTC days for `ratio_interval`: below it the asymptotics do not hold."""
+
+TUNED_DAYS = 90
+"""Days at which `ratio_interval` is narrowest relative to an interval for that day only."""
+
+DAY_CLUSTERING = 1.7
+"""Variance of ten-day means of daily loss differences over that of independent days, as measured at 1h (1.4 to 1.7 for
+three pairs of models, most of it from one of six test spans)."""
+
 
 def block_length(horizon: int, n: int) -> int:
     """Return the length of a block in candles: √n, but at least two horizons, so overlapping targets share a block."""
@@ -154,17 +164,6 @@ def verdict(metrics: Mapping[str, float]) -> str:
         f"{finding} {against} ({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} "
         f"[{low:.4f}, {high:.4f}], {shown_p(p)}{corrected}, n={int(metrics['test_n']):,})"
     )
-
-
-MIN_DAYS = 30
-"""Minimum number of UTC days for `ratio_interval`: below it the asymptotics do not hold."""
-
-TUNED_DAYS = 90
-"""Days at which `ratio_interval` is narrowest relative to an interval for that day only."""
-
-DAY_CLUSTERING = 1.7
-"""Variance of ten-day means of daily loss differences over that of independent days, as measured at 1h (1.4 to 1.7 for
-three pairs of models, most of it from one of six test spans)."""
 
 
 def not_worse(

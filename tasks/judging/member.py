@@ -30,6 +30,9 @@ LOSSES = ("crps", "mae", "tail")
 P_OF = {"crps": "test_p", BRIER: "test_touch_p"}
 """The losses with an interval and a test, and the name of its p."""
 
+NAMES = ("up", "flat", "down")
+"""The classes, in the order of a forecast's probabilities."""
+
 
 @dataclass(frozen=True)
 class MemberScore:
@@ -248,10 +251,6 @@ def step_us(series: Series) -> int:
     if series.times is None or len(series.times) < 2:
         return 1
     return int(np.diff(series.times).min())
-
-
-NAMES = ("up", "flat", "down")
-"""The classes, in the order of a forecast's probabilities."""
 
 
 def true_classes(series: Series, origins: Rows, band: float) -> NDArray[np.int64]:

@@ -11,6 +11,21 @@ from tasks.judging import inference
 from tasks.judging.member import LOSSES, P_OF, MemberScore
 from tasks.judging.scores import Array
 
+_METRICS = {
+    "crps_ratio": "test_crps_ratio",
+    "low": "test_crps_ratio_low",
+    "high": "test_crps_ratio_high",
+    "p": "test_p",
+    "coins_below_one": "coins_below_one",
+    "mae_ratio": "test_mae_ratio",
+    "direction_1": "test_directional_accuracy_step_1",
+    "direction": "test_directional_accuracy",
+    "coverage_80": "test_coverage_80",
+    "coverage_90": "test_coverage_90",
+    "tail_ratio": "test_tail_pinball_ratio",
+    "touch_ratio": "test_touch_brier_ratio",
+}
+
 
 @dataclass(frozen=True)
 class PoolScore:
@@ -154,21 +169,6 @@ def _mean_difference(
 
 
 Row = dict[str, str | float | int]
-
-_METRICS = {
-    "crps_ratio": "test_crps_ratio",
-    "low": "test_crps_ratio_low",
-    "high": "test_crps_ratio_high",
-    "p": "test_p",
-    "coins_below_one": "coins_below_one",
-    "mae_ratio": "test_mae_ratio",
-    "direction_1": "test_directional_accuracy_step_1",
-    "direction": "test_directional_accuracy",
-    "coverage_80": "test_coverage_80",
-    "coverage_90": "test_coverage_90",
-    "tail_ratio": "test_tail_pinball_ratio",
-    "touch_ratio": "test_touch_brier_ratio",
-}
 
 
 def title_of(name: str) -> str:

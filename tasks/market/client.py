@@ -37,6 +37,20 @@ from urllib3.exceptions import HTTPError as TransportError
 from tasks.market.layout import Remote
 from tasks.storage.files import public_url, without_credentials
 
+BINANCE = "https://data.binance.vision"
+BINANCE_BUCKET = "https://s3-ap-northeast-1.amazonaws.com/data.binance.vision"
+BINANCE_REST = {
+    "spot": "https://data-api.binance.vision",
+    "um": "https://fapi.binance.com",
+    "cm": "https://dapi.binance.com",
+}
+CONNECTIONS = 32
+_TEMPORARY = {408, 425, 429, *range(500, 600)} - {501, 505}  # 501 and 505 are permanent
+_LOOPBACK = "localhost,127.0.0.0/8,::1"  # this machine: a proxy would connect to itself
+_CHUNK = 1 << 18  # bytes per read
+_MAX_REDIRECTS = 5  # of a request
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
 
 class SourceFault(Exception):
     """A request without a usable response; the message is the reason shown to the user."""
@@ -83,15 +97,6 @@ def whole_number(text: str) -> int:
 # It would log failures that cpb reports itself, with the raw path.
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
-BINANCE = "https://data.binance.vision"
-BINANCE_BUCKET = "https://s3-ap-northeast-1.amazonaws.com/data.binance.vision"
-BINANCE_REST = {
-    "spot": "https://data-api.binance.vision",
-    "um": "https://fapi.binance.com",
-    "cm": "https://dapi.binance.com",
-}
-CONNECTIONS = 32
-_TEMPORARY = {408, 425, 429, *range(500, 600)} - {501, 505}  # 501 and 505 are permanent
 _FAULTS: dict[int, tuple[type[SourceFault], str]] = {
     400: (Rejected, "rejected"),
     403: (Refused, "access forbidden"),
@@ -99,10 +104,6 @@ _FAULTS: dict[int, tuple[type[SourceFault], str]] = {
     418: (Refused, "banned for too many requests"),
     451: (Refused, "not available from your location"),
 }
-_LOOPBACK = "localhost,127.0.0.0/8,::1"  # this machine: a proxy would connect to itself
-_CHUNK = 1 << 18  # bytes per read
-_MAX_REDIRECTS = 5  # of a request
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)

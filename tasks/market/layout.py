@@ -20,6 +20,8 @@ US = 1_000_000
 DAY = 86_400 * US
 Times = TypeVar("Times", int, np.ndarray)
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -77,9 +79,6 @@ def whole_candles(grid: Grid, start: int, end: int, anchor: int) -> tuple[int, i
     first = grid.floor(start, anchor)
     first = first if first == start else grid.end(first)
     return first, max(first, grid.floor(end, anchor))
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_us(moment: datetime) -> int:

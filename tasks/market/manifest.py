@@ -62,6 +62,16 @@ _TABLES = {
 }
 _SERIES = "market=? AND symbol=? AND interval=?"
 
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""Errors for a damaged file: sqlite3 cannot decode a message of SQLite that quotes damaged names."""
+
+_MANIFEST_DRAFT = re.compile(rf"{DRAFT.pattern}({'|'.join(_ENDINGS)})")
+_MONTH_FILE = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
+CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.compile(r"tail\.parquet")}
+"""Trees of series folders with candles, and the names of cpb's files in them."""
+
+QUARANTINE = "quarantine"
+
 
 @dataclass
 class FileRecord:
@@ -309,10 +319,6 @@ def _rows(db: sqlite3.Connection, table: str, order: str = "ASC") -> Iterator[tu
     yield from db.execute(f"SELECT {', '.join(_NAMES[table])} FROM {table} ORDER BY {order_by}")
 
 
-_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""Errors for a damaged file: sqlite3 cannot decode a message of SQLite that quotes damaged names."""
-
-
 def _readable_rows(db: sqlite3.Connection, table: str) -> tuple[set[tuple[Any, ...]], bool]:
     """Return the rows of a table before and after an unreadable page, and whether there is no such page."""
     rows = set[tuple[Any, ...]]()
@@ -426,14 +432,6 @@ def _pairs(text: str) -> list[tuple[Any, ...]]:
 
 def _flat(record: FileRecord | Part | Anomaly) -> tuple[Any, ...]:
     return tuple(json.dumps(v) if isinstance(v, list | dict) else v for v in asdict(record).values())
-
-
-_MANIFEST_DRAFT = re.compile(rf"{DRAFT.pattern}({'|'.join(_ENDINGS)})")
-_MONTH_FILE = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
-CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.compile(r"tail\.parquet")}
-"""Trees of series folders with candles, and the names of cpb's files in them."""
-
-QUARANTINE = "quarantine"
 
 
 def _has_candles(root: Path) -> bool:

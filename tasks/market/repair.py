@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 _MAX_REST_DAYS = 400  # per run: a request each, and Binance bans clients with too many requests
 
+PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
+# candles per page; a day of minutes fits one page of futures
+_PAGE = {"spot": 1000, "um": 1500, "cm": 1500, "sim": 1000}
+_MAX_TAIL_DAYS = 40  # of provisional candles; older gaps are filled by files
+_NAMES = {MONTH: "1M"}  # file names use 1mo: on case-insensitive disks 1M and 1m are the same name
+NO_REST = "the source has no REST API"
+
 
 def fill(run: "Run", series: SeriesId, outages: OutageCalendar, holes: list[Hole], wrong: set[str]) -> None:
     """Search daily files and REST for the suspicious holes of a series, and record unfilled holes.
@@ -92,16 +99,6 @@ def _still_missing(run: "Run", series: SeriesId, outages: OutageCalendar, holes:
 def _note_use(run: "Run", series: SeriesId, used: list[str], what: str) -> None:
     for month, count in Counter(day[:7] for day in used).items():
         run.notes.append(f"{series} {month}: used {count} {what}")
-
-
-PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
-# candles per page; a day of minutes fits one page of futures
-_PAGE = {"spot": 1000, "um": 1500, "cm": 1500, "sim": 1000}
-_MAX_TAIL_DAYS = 40  # of provisional candles; older gaps are filled by files
-
-
-_NAMES = {MONTH: "1M"}  # file names use 1mo: on case-insensitive disks 1M and 1m are the same name
-NO_REST = "the source has no REST API"
 
 
 def _fetch_day(run: "Run", series: SeriesId, day: str) -> Fetched | None:

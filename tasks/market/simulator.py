@@ -67,6 +67,19 @@ _SIGMA_15M = 0.0028  # of the calmest coin, at a typical time
 _TURNOVER = 3e6  # typical quote volume of a 15-minute candle, in USDT
 _SHAPE = 4.0  # Student-t degrees of freedom
 
+SYMBOLS = (*(symbol_of(coin) for coin in COINS), "BTCUPUSDT", "BTCDOWNUSDT", "USDCUSDT")
+"""The default universe, and pairs that `--coins exchange` leaves out."""
+
+_INTERVALS = (*(name for name, seconds in INTERVAL_SECONDS.items() if STEP <= seconds * US <= DAY), MONTH)
+SERIES = [SeriesId("sim", symbol, interval) for symbol in sorted(SYMBOLS) for interval in sorted(_INTERVALS)]
+"""Every series of the simulator, in the order of a listing."""
+
+UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
+"""End of the simulated market unless a run requests another time."""
+
+MONTHS = 8
+PAGE = 1000  # keys on one page of S3's listing
+
 
 def _rng(*name: object) -> np.random.Generator:
     digest = hashlib.sha256("/".join(map(str, ("cpb-sim-1", *name))).encode()).digest()
@@ -181,20 +194,6 @@ def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame
     )
 
 
-SYMBOLS = (*(symbol_of(coin) for coin in COINS), "BTCUPUSDT", "BTCDOWNUSDT", "USDCUSDT")
-"""The default universe, and pairs that `--coins exchange` leaves out."""
-
-_INTERVALS = (*(name for name, seconds in INTERVAL_SECONDS.items() if STEP <= seconds * US <= DAY), MONTH)
-
-SERIES = [SeriesId("sim", symbol, interval) for symbol in sorted(SYMBOLS) for interval in sorted(_INTERVALS)]
-"""Every series of the simulator, in the order of a listing."""
-
-UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
-"""End of the simulated market unless a run requests another time."""
-
-MONTHS = 8
-
-
 class SimulatedMirror:
     """Files that are generated when read.
 
@@ -242,9 +241,6 @@ def _zip(key: str) -> bytes:
     start, end = file.bounds
     frame = candles(symbol, grid_of(interval).end(start) - start, start, end)
     return to_zip(file.member, to_csv(frame, interval), level=1)
-
-
-PAGE = 1000  # keys on one page of S3's listing
 
 
 def to_csv(frame: pl.DataFrame, interval: str, decimals: int | None = 8) -> bytes:

@@ -52,6 +52,18 @@ from tasks.market.tables import TableSource
 
 CHECKSUM = ".CHECKSUM"  # suffix of the file with a zip's sha256
 
+_FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's
+MAX_PAGES, MAX_KEYS = 200, 200_000
+"""Bounds of a listing. Binance's longest, the daily files of one series with their CHECKSUMs, has 7 pages of 1,000."""
+
+MAX_CSV = 64 << 20
+MAX_RATIO = 50  # candles deflate about 3 times; a zip bomb a thousand times
+_MAX_ROW = 400  # bytes of a candle's line: a cap for intervals whose months exceed MAX_CSV
+_SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
+_SMALL = 1 << 20  # bytes that are accepted regardless of the announced size
+_TRIES = 3  # of a bad file
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
 
 @dataclass
 class FolderSource:
@@ -165,9 +177,6 @@ def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
         yield opened
 
 
-_FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's
-
-
 @dataclass
 class Catalogue:
     """Queries a source's files; remembers whether the source has a listing."""
@@ -268,10 +277,6 @@ class _Page:
         return [remote.key for remote in self.files] + self.folders
 
 
-MAX_PAGES, MAX_KEYS = 200, 200_000
-"""Bounds of a listing. Binance's longest, the daily files of one series with their CHECKSUMs, has 7 pages of 1,000."""
-
-
 def _pages(source: HttpSource, query: dict[str, str]) -> Iterator[_Page]:
     """Yield the listing's pages; nothing if the server has no listing.
 
@@ -344,15 +349,6 @@ def _read_page(body: bytes) -> _Page | None:
         if more
         else last
     )
-
-
-MAX_CSV = 64 << 20
-MAX_RATIO = 50  # candles deflate about 3 times; a zip bomb a thousand times
-_MAX_ROW = 400  # bytes of a candle's line: a cap for intervals whose months exceed MAX_CSV
-_SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
-_SMALL = 1 << 20  # bytes that are accepted regardless of the announced size
-_TRIES = 3  # of a bad file
-_MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass

@@ -31,6 +31,9 @@ from tasks.market.manifest import Manifest
 from tasks.market.simulator import to_csv
 from tasks.storage.files import write_bytes
 
+MAX_CHANGED = 0.01
+"""Share of the stored candles in a table's time range that it may change without `rewrite`."""
+
 
 @dataclass
 class TableSource:
@@ -106,10 +109,6 @@ def remember(source: TableSource, home: Path) -> None:
     write_bytes(
         market_home(home, OWN) / REMEMBERED, json.dumps(sources, indent=1, ensure_ascii=False).encode()
     )
-
-
-MAX_CHANGED = 0.01
-"""Share of the stored candles in a table's time range that it may change without `rewrite`."""
 
 
 def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -> None:

@@ -33,6 +33,9 @@ from tasks.tracking.tags import RECIPE
 
 _DECIDES = "validation_crps_ratio"
 
+_AT_ONCE = 8
+"""Number of models with forecasts in memory: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB each."""
+
 
 @dataclass(frozen=True)
 class TrainedCandidate:
@@ -86,10 +89,6 @@ def registered_model(champion: Champion) -> GateModel:
     return (
         replace(model, recipe=Recipe.parse(recorded)) if model.damage and recorded.count("/") == 2 else model
     )
-
-
-_AT_ONCE = 8
-"""Number of models with forecasts in memory: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB each."""
 
 
 @dataclass(frozen=True)

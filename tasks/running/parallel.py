@@ -25,6 +25,9 @@ STOP_S = 2.0
 _SLICE_S = 0.2
 """Maximum single wait of the calling thread, so that it notices an interrupt whatever handles the signal."""
 
+NOT_ENDED = 1e-6
+"""The share of a piece of work that is left open where all its units are done but it has not ended."""
+
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use, as `cpbmodels.device.monitor`, which imports torch."""
@@ -109,10 +112,6 @@ def _interrupt_of(futures: Sequence[Future[T]]) -> BaseException:
     errors = [future.exception() for future in futures if future.done() and not future.cancelled()]
     first = [error for error in errors if error and not isinstance(error, Exception | Interrupted)]
     return first[0] if first else Interrupted("stopped because one of the calls was interrupted")
-
-
-NOT_ENDED = 1e-6
-"""The share of a piece of work that is left open where all its units are done but it has not ended."""
 
 
 @dataclass(frozen=True)

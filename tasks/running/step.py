@@ -25,6 +25,9 @@ log = logging.getLogger("cpb")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_RESULTS = ("models", "series", "fleets", "members", "judgements", "rows")
+"""Fields of the records of `schemas.handover` and of a plan that contain successful results."""
+
 
 @dataclass(frozen=True)
 class Retry:
@@ -95,10 +98,6 @@ def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
         return Completed(name="Partial" if good else "Failed", message=reason, data=value)
 
     return run
-
-
-_RESULTS = ("models", "series", "fleets", "members", "judgements", "rows")
-"""Fields of the records of `schemas.handover` and of a plan that contain successful results."""
 
 
 def step(

@@ -36,6 +36,35 @@ DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}")
 NOTIFY_FILE = "notify"
 """File of a home with the URLs of services that messages are sent to. They hold passwords: it is copied nowhere."""
 
+_AT_CWD, _EXCHANGE = -100, 2  # of fcntl.h and stdio.h
+_READINGS, _BETWEEN_READINGS_S = 10, 0.02
+VERSION = "2"
+VERSION_FILE = "cpb-version"
+_SECRET = re.compile(
+    r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|private|auth|jwt|cookie|session|odbc_connect"
+    r"|conn\w*str|^dsn$|^(sig|key|code)$",
+    re.IGNORECASE,
+)
+"""Names of parameters whose values are secrets, or hold some, as ODBC's connection string does."""
+
+_NAME = re.compile(r"[\w.\[\]-]+")
+_NO_HOST = ("databricks", "databricks-uc", "uc")
+"""Schemes of MLflow behind which stands a profile, or a token, instead of a host."""
+
+_NO_PORT = re.compile(r":(?!\d+$)(?![^\[]*\])")
+"""A colon not followed by a port, outside IPv6 brackets: a `/` or `?` in a password ends the host part early."""
+
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    r"(?<![\w-])(?P<name>[\w-]*(?:pass|pwd|token|secret|signature|credential|api_?key|access_?key|odbc_connect)[\w-]*"
+    r"(?:=|%3d))(?P<value>\{[^}]*\}|\"[^\"]*\"|'[^']*'|[^\s;,&'\"<>]+)",
+    re.IGNORECASE,
+)
+"""`PWD=…` of a connection string, `password=…` of a driver's message, `token=…` of a query; also percent-encoded."""
+
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\bdapi[0-9a-f]{8,}|(?<=\bBearer )[\w.~+/=-]+", re.IGNORECASE)
+"""Tokens of the Hub, of Databricks, and of a header."""
+
 
 class DiskFull(CpbError):
     """The disk or the user's quota is full; stored files are intact."""
@@ -258,9 +287,6 @@ def _exchange(one: Path, other: Path) -> bool:
     return call is not None and call(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE) == 0
 
 
-_AT_CWD, _EXCHANGE = -100, 2  # of fcntl.h and stdio.h
-
-
 def folders_aside(path: Path) -> list[Path]:
     """Return the old folders of `path` that a killed writer left aside, oldest first."""
     aside = path.parent.glob(f".{path.name}.old.{'?' * 12}")
@@ -278,9 +304,6 @@ def recover_folder(path: Path) -> None:
 def _recover(path: Path) -> None:
     if not path.exists() and (aside := folders_aside(path)):
         aside[-1].rename(path)
-
-
-_READINGS, _BETWEEN_READINGS_S = 10, 0.02
 
 
 def settled(folder: Path, read: Callable[[Path], T], names: Sequence[str] = ()) -> T:
@@ -340,10 +363,6 @@ def draft_name(path: Path) -> Path:
     """Return a new draft name beside `path`."""
     # Not tempfile's: its files are private to their owner; drafts follow the umask like any other file.
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-
-
-VERSION = "2"
-VERSION_FILE = "cpb-version"
 
 
 def check_home(folder: Path) -> Path:
@@ -415,28 +434,6 @@ def mark_home(folder: Path) -> None:
     """Write the version to a home without a version, before anything else is stored there."""
     if not (folder / VERSION_FILE).exists():
         write_bytes(folder / VERSION_FILE, f"{VERSION}\n".encode())
-
-
-_SECRET = re.compile(
-    r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|private|auth|jwt|cookie|session|odbc_connect"
-    r"|conn\w*str|^dsn$|^(sig|key|code)$",
-    re.IGNORECASE,
-)
-"""Names of parameters whose values are secrets, or hold some, as ODBC's connection string does."""
-_NAME = re.compile(r"[\w.\[\]-]+")
-_NO_HOST = ("databricks", "databricks-uc", "uc")
-"""Schemes of MLflow behind which stands a profile, or a token, instead of a host."""
-_NO_PORT = re.compile(r":(?!\d+$)(?![^\[]*\])")
-"""A colon not followed by a port, outside IPv6 brackets: a `/` or `?` in a password ends the host part early."""
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
-_ASSIGNED = re.compile(
-    r"(?<![\w-])(?P<name>[\w-]*(?:pass|pwd|token|secret|signature|credential|api_?key|access_?key|odbc_connect)[\w-]*"
-    r"(?:=|%3d))(?P<value>\{[^}]*\}|\"[^\"]*\"|'[^']*'|[^\s;,&'\"<>]+)",
-    re.IGNORECASE,
-)
-"""`PWD=…` of a connection string, `password=…` of a driver's message, `token=…` of a query; also percent-encoded."""
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\bdapi[0-9a-f]{8,}|(?<=\bBearer )[\w.~+/=-]+", re.IGNORECASE)
-"""Tokens of the Hub, of Databricks, and of a header."""
 
 
 def public_url(url: str) -> str:

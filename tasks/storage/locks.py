@@ -34,6 +34,9 @@ _POLL_S = 0.05
 # O_NONBLOCK: `open` must not block on a named pipe planted there
 _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_FIELD = 22 - 3  # of /proc/PID/stat, counted after the name in parentheses, which may contain spaces
+
 
 @contextmanager
 def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[IO[bytes]]:
@@ -182,10 +185,6 @@ def let_ctrl_c_end_waits() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
-
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_START_FIELD = 22 - 3  # of /proc/PID/stat, counted after the name in parentheses, which may contain spaces
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ PICTURES = (FORECAST_PICTURE, "loss.png")
 FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 """Every file that a model folder may contain."""
 
+_VERSION = re.compile(r"(?P<name>cpb-[\w-]+)/[0-9]+")
+
 
 @dataclass(frozen=True)
 class PackagedModel:
@@ -195,9 +197,6 @@ def packaged_series(folder: Path, model_version: str) -> SeriesId:
     """
     name = model_version.partition("/")[0]
     return SeriesId.parse(name if is_series_name(name) else "-".join(folder.parts[-2:]))
-
-
-_VERSION = re.compile(r"(?P<name>cpb-[\w-]+)/[0-9]+")
 
 
 def read_packaged(folder: Path) -> ServedModel:

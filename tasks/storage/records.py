@@ -38,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"flows", "tasks", "schemas", "webapp", "cpbmodels"}
 """This project's packages: installed as a wheel, third-party packages lie in the same folder."""
 
+_PARSINGS = 20  # attempts
+
 
 def file_digest(path: Path) -> str:
     """Return the sha256 of a file's bytes."""
@@ -237,9 +239,6 @@ def source_files(places: tuple[str, ...], without: tuple[str, ...] = ()) -> dict
             sources[file], imported = _parse(file.read_bytes())
             waiting += [path for name in imported if (path := _module_file(name))]
     return dict(sorted(sources.items()))
-
-
-_PARSINGS = 20  # attempts
 
 
 @cache  # the digests of a process share most of their files

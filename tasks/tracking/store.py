@@ -71,6 +71,8 @@ PAGE = 1000
 _IDS = 200  # of runs in one filter
 T = TypeVar("T")
 
+_SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+)")
+
 
 def quiet() -> None:
     """Let MLflow send no telemetry, and print no migrations, addresses or tracebacks of failed statements."""
@@ -164,9 +166,6 @@ def store_error(uri: str, error: BaseException) -> CpbError:
     return CpbError(
         f"{store} cannot be used: {reason.rstrip('.')}", code=UNUSABLE, field="MLFLOW_TRACKING_URI"
     )
-
-
-_SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+)")
 
 
 def _remedied(reason: str, uri: str) -> str:

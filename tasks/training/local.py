@@ -53,6 +53,8 @@ _BUSY_S = 0.5
 
 OnProgress = Callable[[dict[str, Any]], None]
 
+_CPU_BUILD = "the installed torch is a CPU build and cannot use this machine's NVIDIA GPU"
+
 
 class TrainerDied(CpbError):
     """The training process ended without a result; its checkpoints are kept."""
@@ -89,9 +91,6 @@ def plan_slots(device: str, shards: int) -> Slots:
         log.warning("%s; training on the CPU (`cpb doctor` says what to install)", _CPU_BUILD)
     cores = usable_cores()
     return Slots((), 1, cores) if shards <= 1 else Slots((), min(cores, shards), 1)
-
-
-_CPU_BUILD = "the installed torch is a CPU build and cannot use this machine's NVIDIA GPU"
 
 
 def check_device(device: str) -> None:

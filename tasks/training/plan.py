@@ -72,6 +72,24 @@ _NOT_TRAINING = (
     "tasks/running",
 )
 
+MIN_MEMBERS, MAX_MEMBERS = 4, 128
+"""Bounds of a CPU shard's members. The maximum: candles of 128 series over two years at 15m take 2 GB of memory."""
+
+CPU_SHARD_S = 120.0
+"""Maximum seconds of a CPU shard on one core, unless it has `MIN_MEMBERS`; starting a shard takes 2 to 3 s."""
+
+WINDOW_S, CPU_RATE = 3.5e-6, 5e9
+"""Cost model: seconds per window in head and optimizer, and multiplications per second of one core."""
+
+CLOSED_FORM_S = 0.15
+"""Seconds of a member solved in closed form."""
+
+TRAINER_BYTES, ROW_BYTES = 1.0e9, 320
+"""Memory of a trainer without data, and of a candle: its columns, as read and as trained on."""
+
+_USUAL_WINDOWS = 20_000
+"""Assumed windows of a series if the preset limits neither rows nor steps."""
+
 
 def training_code() -> str:
     """Return a digest of the source code that determines a trained model; a change makes older fleets stale."""
@@ -167,25 +185,6 @@ def plan_job(spec: RunSpec, fleet: FleetSpec, members: Sequence[JobMember]) -> S
         members=tuple(members),
         code=training_code(),
     )
-
-
-MIN_MEMBERS, MAX_MEMBERS = 4, 128
-"""Bounds of a CPU shard's members. The maximum: candles of 128 series over two years at 15m take 2 GB of memory."""
-
-CPU_SHARD_S = 120.0
-"""Maximum seconds of a CPU shard on one core, unless it has `MIN_MEMBERS`; starting a shard takes 2 to 3 s."""
-
-WINDOW_S, CPU_RATE = 3.5e-6, 5e9
-"""Cost model: seconds per window in head and optimizer, and multiplications per second of one core."""
-
-CLOSED_FORM_S = 0.15
-"""Seconds of a member solved in closed form."""
-
-TRAINER_BYTES, ROW_BYTES = 1.0e9, 320
-"""Memory of a trainer without data, and of a candle: its columns, as read and as trained on."""
-
-_USUAL_WINDOWS = 20_000
-"""Assumed windows of a series if the preset limits neither rows nor steps."""
 
 
 def shard_seconds(job: ShardJob) -> float:

@@ -38,6 +38,10 @@ from tasks.training.shard import EPOCHS, PROGRESS, RESULT
 _EVERY_S = 0.25
 _DIGEST = "digest"
 
+_OF_EPOCH = ("epoch", "epochs", "lr", "windows_per_s", "seconds", "memory")
+EPOCHS_PER_LINE = 20
+"""Epochs between two lines about a fleet in training."""
+
 
 class EpochFile:
     """Writes the epochs of a shard in training: `add` is called with each record of `cpbmodels.train_fleet`.
@@ -131,9 +135,6 @@ def busy_share(work: Sequence[DeviceWork], cores: int) -> dict[str, float]:
     if span <= 0 or None in seconds:
         return {}
     return {"device_busy_share": sum(filter(None, seconds)) / (span * (len(gpus) or cores))}
-
-
-_OF_EPOCH = ("epoch", "epochs", "lr", "windows_per_s", "seconds", "memory")
 
 
 def _stage(record: "cpbmodels.EpochRecord | cpbmodels.StepRecord") -> dict[str, Any]:
@@ -253,10 +254,6 @@ def progress_fault(path: Path) -> str:
 def plain(value: Any) -> Any:
     """Convert numbers of numpy and torch to Python's."""
     return json.loads(json.dumps(value, default=float))
-
-
-EPOCHS_PER_LINE = 20
-"""Epochs between two lines about a fleet in training."""
 
 
 class _Shard:

@@ -46,6 +46,9 @@ _MEMBER_FILE = re.compile(
     rf"model/({'|'.join(map(re.escape, FILES))})|(validation|test|score-[0-9a-f]+)\.npz"
 )
 
+TRAINED = "trained before by the same command"
+"""What `progress_so_far` says of a shard that has its result."""
+
 
 def shard_folder(root: Path, job: ShardJob) -> Path:
     """Return the folder of a job's shard."""
@@ -96,10 +99,6 @@ def read_job(folder: Path) -> ShardJob:
 def read_result(folder: Path) -> ShardResult:
     """Return the result of a finished shard; raises `DamagedError` or `FileNotFoundError`."""
     return read_record(folder / RESULT, ShardResult, of=folder.name)
-
-
-TRAINED = "trained before by the same command"
-"""What `progress_so_far` says of a shard that has its result."""
 
 
 def progress_so_far(folder: Path) -> str:

@@ -62,6 +62,9 @@ log = logging.getLogger("cpb")
 
 Loaded = Sequence[tuple[JobMember, Series]]
 
+_MEMBERS_AT_ONCE = 8
+"""Members whose forecasts are computed and written together."""
+
 
 def train_members(
     job: ShardJob, loaded: Loaded, *, checkpoint: Path | None = None, **how: Any
@@ -119,10 +122,6 @@ def _train(
 
 def _seeds(member: JobMember, job: ShardJob) -> list[int]:
     return [member.model.seed + i for i in range(job.seeds)]
-
-
-_MEMBERS_AT_ONCE = 8
-"""Members whose forecasts are computed and written together."""
 
 
 def serve(requests: Requests) -> None:

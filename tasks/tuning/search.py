@@ -33,6 +33,9 @@ from tasks.training.plan import member_seed
 from tasks.tuning.study import BLOCKS, Study, state_of
 from tasks.tuning.trials import prepare, sums_by_block, train_batch
 
+BATCH = 64
+"""Trials that are proposed and trained together."""
+
 
 def score_on_test(
     spec: TuneSpec, options: dict[str, Any], folds: Sequence[FoldSeries], **how: Any
@@ -135,10 +138,6 @@ def sentence(answer: dict[str, Any]) -> str:
         f"{winner['validation_crps_ratio']:.4f} on the validation folds; the best of as many trials without "
         f"skill would have had {luck['best_of_null']:.4f} (p {p_value(luck['p'])}). On the test span: {tested}."
     )
-
-
-BATCH = 64
-"""Trials that are proposed and trained together."""
 
 
 def run_trials(
