@@ -22,7 +22,7 @@ from benchmarks._paired import main
 from cpbmodels.data.columns import candle_columns
 from cpbmodels.data.series import Series
 from schemas.handover import Paired
-from tasks.backtesting.judge import all_pairs
+from tasks.backtesting.rolling import all_pairs
 from tasks.judging import scores
 from tasks.judging.gate import DailyLosses, corrected, failed, paired
 from tasks.judging.member import judge_member

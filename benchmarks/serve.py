@@ -50,7 +50,7 @@ from schemas.identity import ModelId, SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.months import latest
 from tasks.forecasting.record import score_due
-from tasks.forecasting.touch import touch_of, touched
+from tasks.forecasting.touch_chances import touch_of, touched
 from tasks.storage.model_folder import read_config
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 from webapp.app import create_app

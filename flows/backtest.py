@@ -18,18 +18,18 @@ from flows.runner import Runner, Summary, flow_parameters, plain_failures, profi
 from flows.train_all import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
-from tasks.backtesting.judge import Backtest
 from tasks.backtesting.report import BacktestPlan, check_backtest, finish_backtest, plan_backtest
+from tasks.backtesting.rolling import Backtest
 from tasks.market.ingest import with_listed_pairs
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
-from tasks.running.parallel import Report
+from tasks.running.parallel import PrintLine
 from tasks.steps import Engine, opened_engine
 from tasks.training.plan import fleet_names
 from tasks.training.shard import ShardsInUse
 
 
-def run_backtest(spec: BacktestSpec, steps: Runner, report: Report = echo) -> dict[str, Any]:
+def run_backtest(spec: BacktestSpec, steps: Runner, report: PrintLine = echo) -> dict[str, Any]:
     """Run the backtest and return what `--json` prints: `pooled`, `members`, `failures`, `exit` and more.
 
     Raises:
@@ -57,7 +57,7 @@ def run_backtest(spec: BacktestSpec, steps: Runner, report: Report = echo) -> di
 
 
 def _gate(
-    spec: BacktestSpec, contest: Contest, plan: BacktestPlan, report: Report
+    spec: BacktestSpec, contest: Contest, plan: BacktestPlan, report: PrintLine
 ) -> Callable[[Backtest], dict[str, Any]]:
     """Name the recipes in the register, before anything is trained; return the decision to be made afterwards."""
     submission = by_backtest.submit(contest, spec, plan.folds)
@@ -76,7 +76,7 @@ def _plan(
     spec: BacktestSpec,
     steps: Runner,
     engine: Engine,
-    report: Report,
+    report: PrintLine,
     summary: Summary,
     contest: Contest | None,
 ) -> BacktestPlan:

@@ -13,18 +13,18 @@ from schemas.handover import Failure
 from schemas.scope import ForecastSpec, Scope, home
 from tasks.forecasting.months import latest, series_with_forecasts, standing_note
 from tasks.forecasting.record import champion_records, read_summary
-from tasks.forecasting.touch import touch_of, touched
+from tasks.forecasting.touch_chances import touch_of, touched
 from tasks.forecasting.watch import find_stale
 from tasks.hub.tree import serving
 from tasks.notices import Outcome, tell_outcome
-from tasks.running.parallel import Report
+from tasks.running.parallel import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
 from tasks.tracking.store import NO_STORE
 
 _NONE = "train first, as in `cpb train-all`"
 
 
-def run_forecast(spec: ForecastSpec, steps: Runner, report: Report = echo) -> dict[str, Any]:
+def run_forecast(spec: ForecastSpec, steps: Runner, report: PrintLine = echo) -> dict[str, Any]:
     """Return the newest forecast rows of each series (also those stored before), and counts of new and scored rows.
 
     `models`: each series' champion verdict and record. `standing`: a sentence for each series whose last candles stand
@@ -38,7 +38,7 @@ def run_forecast(spec: ForecastSpec, steps: Runner, report: Report = echo) -> di
         return _forecast(spec, steps, report, outcome)
 
 
-def _forecast(spec: ForecastSpec, steps: Runner, report: Report, outcome: Outcome) -> dict[str, Any]:
+def _forecast(spec: ForecastSpec, steps: Runner, report: PrintLine, outcome: Outcome) -> dict[str, Any]:
     served = steps.one(champions, spec.scope.market)
     serving_now = served.of(spec.scope)  # before anything is downloaded
     scope = spec.scope.narrowed(list(serving_now))

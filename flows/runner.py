@@ -34,7 +34,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, log
 from schemas.handover import Decision, Failure, FleetPlan, SeriesRecord, ShardResult, reasons
 from schemas.run import SEED, RunSpec
 from schemas.scope import ScopeSpec, Spec
-from tasks.running.parallel import Report, report_progress, reporting, run_each
+from tasks.running.parallel import PrintLine, report_progress, reporting, run_each
 from tasks.running.step import Step
 from tasks.steps import features, ingest
 from tasks.storage.files import public_url, without_credentials
@@ -96,7 +96,7 @@ class Summary:
         ended = PARTIAL if self.failures else COMPLETE
         return ended, dict(tags or {}) | {REASON: self.reasons or None}
 
-    def add(self, failures: Iterable[Failure], report: Report) -> None:
+    def add(self, failures: Iterable[Failure], report: PrintLine) -> None:
         """Add failures and print each."""
         for failure in failures:
             self.failures.append(failure)
@@ -364,7 +364,7 @@ def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
     return dict(result)
 
 
-def series_records(spec: ScopeSpec, steps: Runner, report: Report, summary: Summary) -> list[SeriesRecord]:
+def series_records(spec: ScopeSpec, steps: Runner, report: PrintLine, summary: Summary) -> list[SeriesRecord]:
     """Ingest the scope and compute its features; failures and leaps of a price level are added to the summary."""
     ingested = steps.one(ingest, spec.scope, spec.tail)
     summary.add((*ingested.failures, *ingested.leaps), report)

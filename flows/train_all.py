@@ -44,7 +44,7 @@ from tasks.hub.tree import check_replaceable
 from tasks.judging.fleet import Judges
 from tasks.market.ingest import with_listed_pairs
 from tasks.notices import Outcome, tell_outcome
-from tasks.running.parallel import Report, run_each
+from tasks.running.parallel import PrintLine, run_each
 from tasks.signals.splits import FROZEN, STILL
 from tasks.steps import Engine, Plan, failed_shard, forecast, opened_engine, plan, promote, publish, train
 from tasks.storage.files import public_url
@@ -94,7 +94,7 @@ class Training:
     before: Sequence[str] = ()
 
 
-def run_train_all(spec: RunSpec, steps: Runner, report: Report = echo) -> Summary:
+def run_train_all(spec: RunSpec, steps: Runner, report: PrintLine = echo) -> Summary:
     """Run the complete job and return its summary; errors as in `run_training`."""
     with tell_outcome("train-all") as outcome:
         keeper = Keeper(report)
@@ -110,7 +110,9 @@ def run_train_all(spec: RunSpec, steps: Runner, report: Report = echo) -> Summar
         return summary
 
 
-def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, outcome: Outcome) -> Summary:
+def _deliver(
+    spec: RunSpec, training: Training, steps: Runner, report: PrintLine, outcome: Outcome
+) -> Summary:
     """Promote and publish the trained models, and forecast."""
     summary, scope = training.summary, spec.scope
     for fleet in summary.fleets:
@@ -150,7 +152,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, o
     return summary
 
 
-def _write_results(spec: RunSpec, training: Training, report: Report) -> None:
+def _write_results(spec: RunSpec, training: Training, report: PrintLine) -> None:
     """Write `results.json`; a failure does not affect the models of this run."""
     summary = training.summary
     try:
@@ -162,7 +164,7 @@ def _write_results(spec: RunSpec, training: Training, report: Report) -> None:
         summary.add([Failure.of(None, "evaluate", error)], report)
 
 
-def _prune(spec: RunSpec, summary: Summary, report: Report) -> None:
+def _prune(spec: RunSpec, summary: Summary, report: PrintLine) -> None:
     """Delete old data; a failure does not affect the results of this run."""
     try:
         with store_errors():
@@ -188,7 +190,7 @@ def train_all(spec: RunSpec) -> State:
 def run_training(
     spec: RunSpec,
     steps: Runner,
-    report: Report,
+    report: PrintLine,
     *,
     keeper: Keeper,
     resume: ResumeMode = "use",
@@ -214,7 +216,7 @@ def _run(
     engine: Engine,
     judges: Judges,
     keeper: Keeper,
-    report: Report,
+    report: PrintLine,
     resume: ResumeMode,
     name: str,
 ) -> Training:
@@ -322,7 +324,7 @@ def _references(summary: Summary) -> str:
 
 
 def _begun_before(
-    root: Path, fleets: Sequence[FleetPlan], resume: ResumeMode, report: Report
+    root: Path, fleets: Sequence[FleetPlan], resume: ResumeMode, report: PrintLine
 ) -> dict[str, str]:
     """Apply `resume` to each shard's folder; report and return the progress from before, by the shard's key."""
     folders = {job_key(shard): shard_folder(root, shard) for fleet in fleets for shard in fleet.shards}
@@ -359,7 +361,7 @@ def _train_and_judge(
     fleets: Sequence[FleetPlan],
     judge: Callable[[FleetPlan, Iterator[tuple[ShardJob, ShardResult]]], FleetJudgement],
     before: Mapping[str, str],
-    report: Report,
+    report: PrintLine,
 ) -> tuple[list[list[ShardResult]], list[FleetJudgement]]:
     """Train the fleets' shards in a single queue; concurrently, judge and log each fleet as its shards finish.
 
@@ -480,7 +482,7 @@ def run_of(run_id: str) -> Iterator[None]:
         raise
 
 
-def mirror_to_wandb(spec: RunSpec, run_id: str, report: Report) -> None:
+def mirror_to_wandb(spec: RunSpec, run_id: str, report: PrintLine) -> None:
     """Copy a finished run to Weights & Biases if requested; errors are only printed."""
     if is_wanted(asked=spec.wandb) and (problem := mirror(run_id, spec.scope.root)):
         report(f"cpb: {problem}")

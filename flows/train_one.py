@@ -11,7 +11,7 @@ from flows.runner import Runner
 from flows.train_all import ResumeMode, mirror_to_wandb, run_training
 from schemas.handover import Judgement, ShardResult
 from schemas.run import RunSpec
-from tasks.running.parallel import Report
+from tasks.running.parallel import PrintLine
 from tasks.tracking.archive import Keeper
 from tasks.tracking.runs import finish
 from tasks.training.shard import LATEST, Checkpoint
@@ -20,7 +20,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
 
 
-def train_one(spec: RunSpec, *, resume: str | None, report: Report) -> dict[str, Any]:
+def train_one(spec: RunSpec, *, resume: str | None, report: PrintLine) -> dict[str, Any]:
     """Train and judge the only member of the spec; return the object that `cpb train --json` prints.
 
     Args:

@@ -12,7 +12,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install
 from schemas.tuning import Range, TuneSpec
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.market.ingest import with_listed_pairs
-from tasks.running.parallel import Report
+from tasks.running.parallel import PrintLine
 from tasks.storage.files import write_json
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest
@@ -23,7 +23,7 @@ from tasks.training.local import check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
 
 
-def run_tune(spec: TuneSpec, steps: Runner, report: Report) -> dict[str, Any]:
+def run_tune(spec: TuneSpec, steps: Runner, report: PrintLine) -> dict[str, Any]:
     """Search, choose and score; return the object that `--json` prints. The same command continues its study.
 
     Raises:
@@ -99,7 +99,7 @@ def _tuning() -> Any:
 
 
 def _folds(
-    spec: TuneSpec, steps: Runner, report: Report, summary: Summary
+    spec: TuneSpec, steps: Runner, report: PrintLine, summary: Summary
 ) -> tuple[list[FoldSeries], list[FoldSeries]]:
     """Return the folds for choosing, and the newest fold, for the winner's test. A series must have all folds."""
     records = series_records(spec, steps, report, summary)

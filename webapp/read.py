@@ -27,7 +27,7 @@ from tasks.forecasting import months
 from tasks.forecasting.months import IS_LIVE, forecast_command, month_files
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.score import newest_scored
-from tasks.forecasting.touch import stops, touch_of, touched
+from tasks.forecasting.touch_chances import stops, touch_of, touched
 from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale, newest_close, newest_month
 from tasks.market.klines import read_klines, with_source
 from webapp import answers

@@ -29,7 +29,7 @@ from schemas.handover import Failure, SplitBounds
 from schemas.identity import SeriesId
 from schemas.run import BacktestSpec, FleetSpec, base_of
 from tasks.backtesting.folds import FoldSeries, plan_folds
-from tasks.backtesting.judge import BASELINES
+from tasks.backtesting.rolling import BASELINES
 from tasks.judging.member import judge_member
 from tasks.judging.scores import Array, Fit, Rows, ewma_walk, reference
 from tasks.market.klines import read_klines

@@ -23,11 +23,11 @@ from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardResult
 from schemas.run import BacktestSpec, FleetSpec
 from tasks.backtesting.audit import audit
 from tasks.backtesting.folds import FoldSeries, TrainedFleet, load_folds, plan_bounds, plan_folds
-from tasks.backtesting.judge import Backtest, Model, as_json, baselines, judge_models
+from tasks.backtesting.rolling import Backtest, Model, as_json, baselines, judge_models
 from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
 from tasks.figures.page import Section, write_page
 from tasks.judging.pool import leaderboard_rows, member_rows
-from tasks.running.parallel import Report
+from tasks.running.parallel import PrintLine
 from tasks.storage.files import check_writable, new_folder, public_url, write_bytes, write_json
 from tasks.training.plan import fleet_names
 
@@ -173,7 +173,7 @@ def finish_backtest(
     plan: BacktestPlan,
     results: Sequence[Sequence[ShardResult]],
     failures: Sequence[Failure],
-    report: Report,
+    report: PrintLine,
     decide: Callable[[Backtest], dict[str, Any]] = lambda _found: {},
 ) -> dict[str, Any]:
     """Judge baselines and trained fleets, write the results, and return the object that `--json` prints.
@@ -239,7 +239,7 @@ def _notes(spec: BacktestSpec, results: Backtest) -> list[str]:
 
 
 def _report(
-    results: Backtest, failures_said: int, incomplete_said: int, lookahead: str | None, report: Report
+    results: Backtest, failures_said: int, incomplete_said: int, lookahead: str | None, report: PrintLine
 ) -> None:
     """Print the findings, except failures and incomplete folds already printed before the training."""
     for failure in results.failures[failures_said:]:

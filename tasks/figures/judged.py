@@ -30,7 +30,7 @@ from tasks.figures.page import (
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, leaderboard_rows, member_rows, title_of
 from tasks.judging.scores import LEVELS, Array
-from tasks.judging.touch import STATED, deciles
+from tasks.judging.touch_scores import STATED, deciles
 
 _NOTHING = "No model has been judged yet."
 

@@ -2,7 +2,7 @@
 
 SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
 that users can install the version with which the models were made, by a URL with its hash. The record of forecasts and
-scores is that of `tasks.hub.record`.
+scores is that of `tasks.hub.record_export`.
 """
 
 import re
@@ -20,7 +20,7 @@ from schemas.handover import Failure
 from schemas.identity import SPOT, SeriesId, is_series_name, tree_of
 from tasks.forecasting.published import CHAIN
 from tasks.hub.card import is_card, model_card
-from tasks.hub.record import is_record_file, write_record
+from tasks.hub.record_export import is_record_file, write_record
 from tasks.storage.files import DiskFull, is_disk_full, new_folder, recover_folder, sync, write_bytes
 from tasks.storage.model_folder import (
     FILES,

@@ -29,7 +29,7 @@ from tasks.judging.scores import (
     reference_quantiles,
     step_scale,
 )
-from tasks.judging.touch import touch_scores
+from tasks.judging.touch_scores import touch_scores
 from tasks.running.resident import Requests
 from tasks.signals.feature_files import load_series, market_key, markets, read_features
 from tasks.storage.model_folder import write_reference

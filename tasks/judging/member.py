@@ -19,7 +19,7 @@ from cpbmodels.data.series import Prediction, Series
 from schemas.errors import DamagedError, MemberError
 from tasks.judging import inference, scores
 from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array, Rows, classification, realised
-from tasks.judging.touch import BRIER, STATED
+from tasks.judging.touch_scores import BRIER, STATED
 from tasks.storage.records import read_npz, write_npz
 
 log = logging.getLogger("cpb")
@@ -98,7 +98,7 @@ def judge_member(
         reference: quantiles [N, H, 19] of the reference at the same origins (`scores.reference_quantiles`).
         architecture: name of the model in reports.
         seed: seed of the bootstrap.
-        touch: `tasks.judging.touch.touch_scores` of the same forecasts.
+        touch: `tasks.judging.touch_scores.touch_scores` of the same forecasts.
 
     Raises:
         MemberError: no origins (code `no-origin`), or forecasts that are not finite (code `non-finite`).

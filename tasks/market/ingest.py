@@ -30,8 +30,8 @@ from tasks.market.layout import (
     months,
     period_bounds,
     source_file,
-    text,
     to_us,
+    utc_text,
     whole_candles,
 )
 from tasks.market.manifest import MANIFEST, FileRecord, Manifest, Part, open_manifest, sweep, writer_lock
@@ -253,7 +253,7 @@ def _as_stored(run: Run) -> IngestReport:
     newest = max(ends)
     before = "before as_of" if run.scope.as_of else "ago"
     old = age((run.end - newest) / 1e6)
-    note = f"stored candles are used, the newest closed {text(newest)} ({old} {before})"
+    note = f"stored candles are used, the newest closed {utc_text(newest)} ({old} {before})"
     run.notes.insert(0, note)
     return _report(run)
 

@@ -86,7 +86,7 @@ def to_us(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def text(us: int) -> str:
+def utc_text(us: int) -> str:
     """Return `2024-01-31T12:00:00Z` for display and JSON."""
     return instant(us).isoformat().replace("+00:00", "Z")
 

@@ -27,7 +27,7 @@ from cpbmodels.data.series import instant
 from schemas.frames import CANDLE_FAULTS, KLINES, NOT_INCREASING, Contract
 from schemas.identity import OWN, SeriesId
 from tasks.market.client import BadFile
-from tasks.market.layout import DAY, Grid, grid_of, text
+from tasks.market.layout import DAY, Grid, grid_of, utc_text
 from tasks.market.sources import Fetched
 
 COLUMNS = (
@@ -251,7 +251,7 @@ def _values(files: list[Fetched], frame: pl.DataFrame) -> Faults:
         column = name.split(" ")[0]
         for row in _first_of_files(frame.filter(rules[name])):
             shown = f" ({row[column]:g})" if column in KLINES and column != "open_time" else ""
-            when = text(row["open_time"])
+            when = utc_text(row["open_time"])
             faults.setdefault(row["file"], BadFile(f"line {row['line']}, {when}: {name}{shown}"))
     return faults
 

@@ -15,7 +15,7 @@ import polars as pl
 from schemas.identity import MONTH, SeriesId
 from tasks.market.client import HttpSource, NotFound, Rejected, SourceFault
 from tasks.market.klines import write_parquet
-from tasks.market.layout import DAY, SourceFile, grid_of, opening_days, period_bounds, text
+from tasks.market.layout import DAY, SourceFile, grid_of, opening_days, period_bounds, utc_text
 from tasks.market.parser import check, read, to_microseconds, validate_klines
 from tasks.market.report import FAILED, Hole, OutageCalendar, find_holes
 from tasks.market.sources import Fetched
@@ -160,7 +160,9 @@ def refresh_tail(run: "Run") -> None:
             continue
         last = parts[-1].runs[-1][1]
         if run.end - last > _MAX_TAIL_DAYS * DAY:
-            run.notes.append(f"{series}: files end {text(last)}, too long ago to fetch the tail from REST")
+            run.notes.append(
+                f"{series}: files end {utc_text(last)}, too long ago to fetch the tail from REST"
+            )
             continue
         fetched = [
             f

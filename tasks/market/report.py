@@ -18,7 +18,7 @@ from cpbmodels.data import MAX_STILL_SHARE, SEGMENT_JUMP
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import OWN, SeriesId
 from tasks.market.klines import digest_and_idle
-from tasks.market.layout import DAY, SourceFile, grid_of, text, whole_candles
+from tasks.market.layout import DAY, SourceFile, grid_of, utc_text, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
 
 Runs = list[tuple[int, int]]
@@ -297,11 +297,14 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
     times: dict[str, list[str]] = {"off-grid": [], "odd close": []}
     for anomaly in holdings.anomalies:
         if anomaly.kind in times and holdings.first <= anomaly.open_time < holdings.last:
-            times[anomaly.kind].append(text(anomaly.open_time))
+            times[anomaly.kind].append(utc_text(anomaly.open_time))
     report = SeriesReport(
         series,
         rows=sum(grid.count(a, b) for a, b in runs),
-        holes=[{"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes],
+        holes=[
+            {"from": utc_text(h.start), "to": utc_text(h.end), "bars": h.bars, "cause": h.cause}
+            for h in holes
+        ],
         files={
             **{status: statuses.count(status) for status in ("ok", "repaired", "quarantined")},
             "unverified": sum(bool(r.facts.get("unverified")) for r in records),
@@ -309,11 +312,11 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
         },
         off_grid=len(times["off-grid"]),
         odd_close=times["odd close"],
-        leaps=[f"× {factor:,.4g} at {_minute(text(at))}" for at, factor in holdings.leaps],
+        leaps=[f"× {factor:,.4g} at {_minute(utc_text(at))}" for at, factor in holdings.leaps],
         notes=[f"{series} {r.period}: {note}" for r in records for note in _file_notes(r)],
     )
     if runs:
-        report.first, report.last = text(runs[0][0]), text(grid.latest(runs[-1][1]))
+        report.first, report.last = utc_text(runs[0][0]), utc_text(grid.latest(runs[-1][1]))
         report.digest, report.zero_volume, report.still = digest_and_idle(
             home, series, holdings.parts, holdings.first, last
         )

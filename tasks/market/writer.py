@@ -25,7 +25,7 @@ from tasks.market.klines import (
     write_parquet,
     write_part,
 )
-from tasks.market.layout import SourceFile, grid_of, text
+from tasks.market.layout import SourceFile, grid_of, utc_text
 from tasks.market.manifest import QUARANTINE, Anomaly, FileRecord, Manifest, Part
 from tasks.market.parser import check, read, trim, validate_klines
 from tasks.market.sources import Fetched, fetch
@@ -214,7 +214,7 @@ class Writing:
         odd = both.filter(both["close_time"].to_numpy() != ends).select("open_time", "close_time")
         return [
             *(Anomaly(opened, "off-grid", "") for opened in checked.off_grid["open_time"]),
-            *(Anomaly(opened, "odd close", f"closes {text(end - 1)}") for opened, end in odd.iter_rows()),
+            *(Anomaly(opened, "odd close", f"closes {utc_text(end - 1)}") for opened, end in odd.iter_rows()),
             *(Anomaly(opened, "conflict", "two different candles") for _, opened in checked.conflicts),
         ]
 

@@ -132,7 +132,7 @@ class Progress:
     facts: tuple[str, ...] = ()
 
 
-Report = Callable[[str], None]
+PrintLine = Callable[[str], None]
 """Displays or prints a sentence."""
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from schemas.errors import CpbError, UsageError, log
 from schemas.identity import MARKETS, tree_of
 from schemas.scope import home
-from tasks.running.parallel import Report
+from tasks.running.parallel import PrintLine
 from tasks.storage.files import DRAFT, NOTIFY_FILE, new_folder, replacing
 from tasks.storage.locks import check_interrupted, locked, temporary_lock
 from tasks.tracking.home_store import home_store, sqlite_path, tracking_uri
@@ -98,7 +98,7 @@ class Keeper:
         UsageError: from `archive_folder`.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: PrintLine) -> None:
         self._report, self._folder = report, archive_folder()
         self._one_at_a_time, self._begun = threading.Lock(), 0.0
 

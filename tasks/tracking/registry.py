@@ -39,9 +39,9 @@ from tasks.tracking.tags import (
     MLFLOW_FILES,
     SELECTED,
     digests_of,
+    mlflow_text,
     series_tags,
     tag_texts,
-    text,
 )
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ def copy_name(version: "ModelVersion") -> str:
 
 def decision_text(decision: Decision) -> str:
     """Return the tag value of a decision."""
-    return text(decision.model_dump_json(exclude_none=True))
+    return mlflow_text(decision.model_dump_json(exclude_none=True))
 
 
 def keep_decision(store: Store, decision: Decision) -> None:

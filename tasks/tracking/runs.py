@@ -52,12 +52,12 @@ from tasks.tracking.tags import (
     digests_of,
     market_of,
     metric_entries,
+    mlflow_text,
     param_entries,
     param_texts,
     series_tags,
     tag_entries,
     tag_texts,
-    text,
 )
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _end_open_children(store: Store, run_id: str, status: str, reason: str) -> N
     for child in list(search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'RUNNING'")):
         child_id: str = child.info.run_id
         _end_open_children(store, child_id, status, reason)
-        store.client.set_tag(child_id, REASON, text(reason))
+        store.client.set_tag(child_id, REASON, mlflow_text(reason))
         store.client.set_terminated(child_id, status)
 
 
@@ -254,7 +254,7 @@ def _open_run(
         before = search(store, condition, ["attributes.start_time DESC"])
         if usable := [run for run in before if not _is_of_another_machine(run)]:
             return _continue(store, usable[0], tags)
-        run = store.client.create_run(store.experiment_id, run_name=text(name), tags=tag_texts(tags))
+        run = store.client.create_run(store.experiment_id, run_name=mlflow_text(name), tags=tag_texts(tags))
         _log(store, run.info.run_id, params=param_entries(param_texts(config)))
         return OpenRun(run.info.run_id, finished=False)
 
@@ -312,10 +312,12 @@ def _log_one(
         folder = local_path(finished.info.artifact_uri)
         if record.folder and folder and damaged(folder, digests_of(finished.data.tags)):
             store.client.log_artifacts(finished.info.run_id, str(record.folder))
-            store.client.set_tag(finished.info.run_id, FILES, text(digests))
+            store.client.set_tag(finished.info.run_id, FILES, mlflow_text(digests))
         return str(finished.info.run_id)
     run = store.client.create_run(
-        store.experiment_id, run_name=text(str(record.model)), tags=_member_tags(fleet_run, record, digests)
+        store.experiment_id,
+        run_name=mlflow_text(str(record.model)),
+        tags=_member_tags(fleet_run, record, digests),
     )
     run_id: str = run.info.run_id
     if record.folder:

@@ -1,7 +1,7 @@
 """Names, tags and params of runs and versions, and their metrics as MLflow stores them (names: `metrics.py`).
 
 A flow is called `train-all · 20 coins · 15m 1h · default · 2025-06-06`, a fleet `har · 20 coins · 1h · default ·
-2025-06-06`. Every text stored in MLflow passes `text`, which removes user names, passwords and tokens from URLs.
+2025-06-06`. Every text stored in MLflow passes `mlflow_text`, which removes user names, passwords and tokens from URLs.
 """
 
 import hashlib
@@ -146,7 +146,7 @@ def architecture_of(fleet: "Run") -> str:
     return fleet.data.tags.get("architecture") or fleet.info.run_name or ""
 
 
-def text(value: Any) -> str:
+def mlflow_text(value: Any) -> str:
     """Return a value as MLflow text, JSON unless it is a text, without credentials in URLs.
 
     A truncated text ends with its length and digest.
@@ -178,7 +178,7 @@ def spec_params(spec: RunSpec) -> dict[str, Any]:
 
 def param_texts(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the flattened configuration as MLflow param texts."""
-    return {name: text(value) for name, value in flatten(config).items()}
+    return {name: mlflow_text(value) for name, value in flatten(config).items()}
 
 
 def param_entries(texts: Mapping[str, str]) -> list["Param"]:
@@ -190,7 +190,7 @@ def param_entries(texts: Mapping[str, str]) -> list["Param"]:
 
 def tag_texts(tags: Mapping[str, Any]) -> dict[str, str]:
     """Return tags as MLflow texts; None values are left out."""
-    return {name: text(value) for name, value in tags.items() if value is not None}
+    return {name: mlflow_text(value) for name, value in tags.items() if value is not None}
 
 
 def tag_entries(tags: Mapping[str, Any]) -> list["RunTag"]:

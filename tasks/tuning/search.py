@@ -27,7 +27,7 @@ from tasks.judging.inference import bootstrap_weights, ratio_draws
 from tasks.judging.member import judge_member
 from tasks.judging.pool import judge_pool
 from tasks.judging.scores import reference
-from tasks.running.parallel import Report, report_progress
+from tasks.running.parallel import PrintLine, report_progress
 from tasks.storage.files import write_bytes
 from tasks.training.plan import member_seed
 from tasks.tuning.study import BLOCKS, Study, state_of
@@ -146,7 +146,7 @@ def run_trials(
     folds: Sequence[FoldSeries],
     how: dict[str, Any],
     log: Callable[[Sequence[TrialRecord]], None],
-    report: Report,
+    report: PrintLine,
 ) -> None:
     """Train and score batch after batch until there are enough trials or the budget, which starts here, is used up.
 
@@ -212,7 +212,7 @@ def conclude(
     study: Study,
     newest: Sequence[FoldSeries],
     how: dict[str, Any],
-    report: Report,
+    report: PrintLine,
 ) -> dict[str, Any]:
     """Return the winner compared with luck and on the test span, with its preset.
 

@@ -15,7 +15,7 @@ from schemas.handover import Failure
 from schemas.identity import ModelId
 from tasks.backtesting import report
 from tasks.backtesting.folds import load_folds, plan_bounds
-from tasks.backtesting.judge import TOO_SHORT, Baseline, as_json, judge_models, robust_har
+from tasks.backtesting.rolling import TOO_SHORT, Baseline, as_json, judge_models, robust_har
 from tasks.figures.judged import COLUMNS
 from tasks.judging import pool, scores
 

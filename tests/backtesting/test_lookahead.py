@@ -25,7 +25,7 @@ from tasks.backtesting.audit import (
     with_shuffled_candles,
     with_shuffled_features,
 )
-from tasks.backtesting.judge import robust_har
+from tasks.backtesting.rolling import robust_har
 from tasks.judging import scores
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from known_markets import judged, market
 
-from tasks.backtesting.judge import all_pairs
+from tasks.backtesting.rolling import all_pairs
 from tasks.judging import pool
 
 

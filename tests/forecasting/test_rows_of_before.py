@@ -21,7 +21,7 @@ from schemas.frames import FORECAST_SCHEMA
 from tasks.forecasting import lines
 from tasks.forecasting.months import FORECASTS, issues, latest, load, month_bytes, read_months
 from tasks.forecasting.record import read_summary, score_due
-from tasks.hub.record import write_record
+from tasks.hub.record_export import write_record
 from tasks.hub.restore import restore_record
 
 ADDED = ["weights_sha256", "standing"]

@@ -24,7 +24,7 @@ from schemas.ledger import JudgedMetrics, Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.months import latest
-from tasks.forecasting.touch import touch_of
+from tasks.forecasting.touch_chances import touch_of
 from tasks.forecasting.watch import check_drift, read_watch
 from tasks.storage.model_folder import REFERENCE, packaged_models, read_packaged, write_reference
 from tasks.storage.records import file_digest

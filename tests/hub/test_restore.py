@@ -17,7 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_record import made_forecasts, write_walk
 from test_publish import champion
-from test_record import BTC, BTC_ROWS, ETH, FIRST, SCORES, build, damage, recorded, rewrite, store, verify
+from test_record_export import (
+    BTC,
+    BTC_ROWS,
+    ETH,
+    FIRST,
+    SCORES,
+    build,
+    damage,
+    recorded,
+    rewrite,
+    store,
+    verify,
+)
 from verifying import of_kind, verify_forecasts, verify_published
 
 from schemas.errors import CpbError, DamagedError

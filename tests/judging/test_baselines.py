@@ -7,7 +7,7 @@ import pytest
 from known_markets import A, B, H, bounds_of, busy_hours
 
 from cpbmodels.data.columns import feature_frame
-from tasks.backtesting.judge import robust_har
+from tasks.backtesting.rolling import robust_har
 from tasks.judging import scores
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of

@@ -12,7 +12,7 @@ from cpbmodels.data.series import Prediction
 from tasks.judging import scores
 from tasks.judging.member import MemberScore, judge_member
 from tasks.judging.pool import judge_pools
-from tasks.judging.touch import BRIER, CHANCES, STATED, deciles, touch_scores
+from tasks.judging.touch_scores import BRIER, CHANCES, STATED, deciles, touch_scores
 
 
 def market(rows=3000, **options):

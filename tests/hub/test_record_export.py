@@ -26,7 +26,7 @@ from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.chain import append, pending_path
 from tasks.forecasting.lines import chain_path, last_line, line_hash, read_lines
 from tasks.forecasting.record import score_due
-from tasks.hub import record
+from tasks.hub import record_export
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
 
@@ -244,8 +244,8 @@ def test_a_head_that_was_noted_is_in_the_chain_unless_the_record_was_made_anew(t
 
 
 def test_only_months_that_grew_are_written_anew(tree, home, monkeypatch):
-    written, whole = [], record._json_lines
-    monkeypatch.setattr(record, "_json_lines", lambda *a: written.append(a[2]) or whole(*a))
+    written, whole = [], record_export._json_lines
+    monkeypatch.setattr(record_export, "_json_lines", lambda *a: written.append(a[2]) or whole(*a))
     sums = (tree / "SHA256SUMS").read_bytes()
     build(home)
     assert (written, (tree / "SHA256SUMS").read_bytes()) == ([], sums)

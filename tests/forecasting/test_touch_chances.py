@@ -17,7 +17,7 @@ from cpbmodels.data.series import Series
 from flows import cli
 from schemas.errors import MemberError
 from tasks.forecasting.months import latest
-from tasks.forecasting.touch import stops, touch_of, touched
+from tasks.forecasting.touch_chances import stops, touch_of, touched
 from tasks.storage.records import file_digest
 
 LAST = 104_321.5

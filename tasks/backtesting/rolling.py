@@ -29,7 +29,7 @@ from tasks.judging import inference, scores
 from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools, title_of
 from tasks.judging.scores import MEDIAN, Fit, Rows, ScaledTable, ewma_walk, random_walk, realised
-from tasks.judging.touch import STATED, deciles, touch_scores
+from tasks.judging.touch_scores import STATED, deciles, touch_scores
 from tasks.running.parallel import report_progress
 
 TOO_SHORT = "too-short"
