@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import secrets
 import signal
@@ -113,9 +114,14 @@ _watching: list = []
 
 @pytest.fixture(autouse=True)
 def _new_warnings():
-    """A process says each warning about a file once; here each test does."""
+    """A process says a warning about a file once, and a server each kind once a minute: here it is once a test."""
     if records := sys.modules.get("tasks.storage.records"):
         records.warn_once.cache_clear()
+    if logs := sys.modules.get("flows.ops.logs"):
+        for handler in logging.root.handlers:  # pytest's are those of the whole session
+            handler.filters[:] = [
+                known for known in handler.filters if not isinstance(known, logs.OncePerMinute)
+            ]
 
 
 @pytest.fixture(autouse=True)

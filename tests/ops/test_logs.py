@@ -86,8 +86,14 @@ def test_each_handler_is_limited_once():
         assert [type(known) for known in handler.filters] == [OncePerMinute]
     finally:
         logger.removeHandler(handler)
-        for root in logging.root.handlers:  # pytest's
-            root.filters[:] = [known for known in root.filters if not isinstance(known, OncePerMinute)]
+
+
+@pytest.mark.parametrize("test", ["the first", "the next"])
+def test_a_warning_that_one_test_saw_is_not_kept_from_the_next(caplog, test):
+    log_once_per_minute()
+    for _ in range(2):
+        logging.getLogger("cpb").warning("the same in each test: %s", test)
+    assert len(caplog.records) == 1
 
 
 def test_a_log_that_is_too_large_is_moved_and_its_newest_part_is_kept(tmp_path):
