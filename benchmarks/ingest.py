@@ -105,14 +105,14 @@ def served(root: Path, latency: float) -> Iterator[str]:
 def ours(url: str, symbols: list[str], twice: bool) -> dict[str, Any]:
     """Ingest into an empty home, or again into a full one, in this process."""
     from schemas.scope import IngestSpec
-    from tasks.market.ingest import ingest
+    from tasks.market.ingest import update_store
 
     home = _folder("ours")
     spec = IngestSpec(coins=",".join(symbols), timeframes=",".join(INTERVALS), source=url, as_of=AS_OF)
     if not twice:
         shutil.rmtree(home, ignore_errors=True)
     wall, cpu = time.perf_counter(), time.process_time()
-    report = ingest(spec.scope.model_copy(update={"home": home}))
+    report = update_store(spec.scope.model_copy(update={"home": home}))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     if report.exit:
         raise SystemExit(f"the benchmark's own mirror came in incomplete: {report.notes[:3]}")

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from cpbmodels.errors import printable
-from schemas.errors import count
+from schemas.errors import counted
 from tasks.running import parallel
 from tasks.running.parallel import has_listener, report_progress, reports_to
 
@@ -79,7 +79,7 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Mapping[st
         table.add_row(*(column.cell(row) for column in shown))
     console.print(table)
     if hidden := len(columns) - len(shown):
-        echo(f"{count(hidden, 'column')} left out: use a wider terminal, or --json")
+        echo(f"{counted(hidden, 'column')} left out: use a wider terminal, or --json")
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int) -> list[Column]:

@@ -8,9 +8,9 @@ from prefect.states import Completed
 
 from flows.console import echo
 from flows.runner import NOT_YET, STALE, STANDING, Runner, flow_parameters, plain_failures
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted
 from schemas.handover import Failure
-from schemas.scope import ForecastSpec, Scope, home
+from schemas.scope import ForecastSpec, Scope, home_folder
 from tasks.forecasting.months import latest, series_with_forecasts, standing_note
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.touch_chances import touch_of, touched
@@ -47,10 +47,10 @@ def _forecast(spec: ForecastSpec, steps: Runner, report: PrintLine, outcome: Out
     failures = [*served.failures, *fetched.failures, *issued.failures, *scored.failures, *watched.failures]
     # A damaged month fails more than one step: it is said once.
     problems = list({(f.series, f.reason): f for f in reversed(failures)}.values())[::-1]
-    stale = find_stale(home(), issued.series, scope.as_of)
+    stale = find_stale(home_folder(), issued.series, scope.as_of)
     problems += [Failure(step="forecast", reason=str(s), code=STALE, series=s.series) for s in stale]
     models = {about.series: about for about in issued.issued}
-    newest = {s: latest(home(), s, scope.as_of, about.model_version) for s, about in models.items()}
+    newest = {s: latest(home_folder(), s, scope.as_of, about.model_version) for s, about in models.items()}
     standing = {s: note for s, rows in newest.items() if (note := standing_note(rows))}
     if (
         len(spec.scope.symbols) == len(scope.series) == 1
@@ -69,14 +69,14 @@ def _forecast(spec: ForecastSpec, steps: Runner, report: PrintLine, outcome: Out
     drifted = [str(alarm) for alarm in watched.alarms if alarm.state == "drifted"]
     for alarm in drifted:
         report(f"DRIFTED {alarm}")
-    number = count(len(issued.series), "series")
+    number = counted(len(issued.series), "series")
     new = (
-        f"{count(issued.rows, 'new forecast row')} for {number}"
+        f"{counted(issued.rows, 'new forecast row')} for {number}"
         if issued.rows
         else f"{number} as stored before"
     )
-    report(f"{new}; {count(scored.rows, 'older row')} scored")
-    records = champion_records(read_summary(home(), scope.market))
+    report(f"{new}; {counted(scored.rows, 'older row')} scored")
+    records = champion_records(read_summary(home_folder(), scope.market))
     result = {
         "rows": [row for rows in newest.values() for row in rows.to_dicts()],
         "models": [
@@ -94,16 +94,16 @@ def _forecast(spec: ForecastSpec, steps: Runner, report: PrintLine, outcome: Out
     }
     if spec.prices:
         ((series, rows),) = newest.items()
-        result["touch"] = list(touched(rows, touch_of(home(), series, rows), spec.prices))
+        result["touch"] = list(touched(rows, touch_of(home_folder(), series, rows), spec.prices))
     return result
 
 
 def _is_untrained(scope: Scope) -> bool:
     """Whether no series of the scope has a champion or ever had a forecast; a lost champion is an error."""
-    if any(map(scope.selects, series_with_forecasts(home(), scope.market))):
+    if any(map(scope.selects, series_with_forecasts(home_folder(), scope.market))):
         return False
     try:
-        packaged, failures = serving(home(), scope.market)
+        packaged, failures = serving(home_folder(), scope.market)
     except CpbError as error:
         if error.code != NO_STORE:
             raise

@@ -30,7 +30,7 @@ from cpbmodels.errors import printable
 from flows.console import LINES, continue_without_reader, shown_progress
 from flows.ops.guard import password_file
 from flows.ops.ports import hold
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, log
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted, log
 from schemas.handover import Decision, Failure, FleetPlan, SeriesRecord, ShardResult, reasons
 from schemas.run import SEED, RunSpec
 from schemas.scope import ScopeSpec, Spec
@@ -129,7 +129,7 @@ def fleet_warnings(shards: Sequence[ShardResult]) -> list[str]:
     members = [member for shard in shards for member in shard.members]
     texts = Counter(text for member in members for text in member_warnings(member.report))
     return [
-        text if times == len(members) else f"{text} ({times} of {count(len(members), 'member')})"
+        text if times == len(members) else f"{text} ({times} of {counted(len(members), 'member')})"
         for text, times in texts.items()
     ]
 
@@ -140,7 +140,7 @@ def member_warnings(report: dict[str, Any]) -> list[str]:
     if report.get("stopped") == "nan":
         warnings.append(f"stopped early: {report['reason']}")
     if at_once := report.get("halved_to"):
-        warnings.append(f"memory ran out: the fleet was halved, to {count(at_once, 'model')} at once")
+        warnings.append(f"memory ran out: the fleet was halved, to {counted(at_once, 'model')} at once")
     if parts := report.get("split_to"):  # more than `accumulate` asked for
         warnings.append(f"memory ran out: each batch was split into {parts} parts")
     return [*warnings, *filter(None, [report.get("device_warning")])]
@@ -369,7 +369,7 @@ def series_records(spec: ScopeSpec, steps: Runner, report: PrintLine, summary: S
     ingested = steps.one(ingest, spec.scope, spec.tail)
     summary.add((*ingested.failures, *ingested.leaps), report)
     report(
-        f"ingested {count(len(ingested.series), 'series')} ({count(ingested.requests, 'request')}, "
+        f"ingested {counted(len(ingested.series), 'series')} ({counted(ingested.requests, 'request')}, "
         f"{ingested.seconds:.1f} s)"
     )
     outcomes = steps.each(features, [(spec.scope, series) for series in ingested.series], "series")

@@ -34,8 +34,16 @@ from flows.runner import (
     profile_lines,
     series_records,
 )
-from schemas.errors import BusyError, CpbError, MemberError, count, log
-from schemas.handover import Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
+from schemas.errors import BusyError, CpbError, MemberError, counted, log
+from schemas.handover import (
+    Failure,
+    FleetJudgement,
+    FleetPlan,
+    SeriesRecord,
+    ShardJob,
+    ShardResult,
+    TrainingPlan,
+)
 from schemas.identity import tree_of
 from schemas.run import RunSpec
 from tasks.evaluate import evaluate, run_skill
@@ -46,7 +54,7 @@ from tasks.market.ingest import with_listed_pairs
 from tasks.notices import Outcome, tell_outcome
 from tasks.running.parallel import PrintLine, run_each
 from tasks.signals.splits import FROZEN, STILL
-from tasks.steps import Engine, Plan, failed_shard, forecast, opened_engine, plan, promote, publish, train
+from tasks.steps import Engine, failed_shard, forecast, opened_engine, plan, promote, publish, train
 from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
 from tasks.tracking.archive import Keeper
@@ -140,7 +148,7 @@ def _deliver(
     summary.add(issued.failures, report)
     packaged = f", packaged in {summary.published}" if summary.published else ""
     report(
-        f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}"
+        f"{counted(summary.champions, 'champion')}, {counted(summary.forecast_rows, 'forecast row')}{packaged}"
     )
     if cost := run_cost(summary.fleets, training.before):
         report(f"cost: {cost}")
@@ -159,7 +167,7 @@ def _write_results(spec: RunSpec, training: Training, report: PrintLine) -> None
         with store_errors():
             path, number = write_results(spec.scope.home, spec.market, open_store(), training.judged)
         summary.results = str(path)
-        report(f"results of {count(number, 'model')} in {path}")
+        report(f"results of {counted(number, 'model')} in {path}")
     except (CpbError, OSError) as error:
         summary.add([Failure.of(None, "evaluate", error)], report)
 
@@ -183,7 +191,7 @@ def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     summary = run_train_all(spec, Runner(prefect=True))
     name = "Partial" if summary.failures else "Completed"
-    message = f"{count(summary.members, 'member')}, {len(summary.failures)} failed"
+    message = f"{counted(summary.members, 'member')}, {len(summary.failures)} failed"
     return Completed(name=name, message=message, data=summary.as_json())
 
 
@@ -221,7 +229,7 @@ def _run(
     name: str,
 ) -> Training:
     summary, root = Summary(), spec.scope.root
-    planned: Plan = steps.one(plan, spec, series_records(spec, steps, report, summary), engine.gpus)
+    planned: TrainingPlan = steps.one(plan, spec, series_records(spec, steps, report, summary), engine.gpus)
     summary.add(planned.failures, report)
     for record in planned.stopped:
         summary.stopped.append(record.series.name)
@@ -286,7 +294,7 @@ def _run(
                 code="no-model",
             )
     board = f" (`cpb leaderboard --run {summary.run_id[:8]}`)" if has_board(summary.fleets) else ""
-    report(f"judged {count(summary.members, 'member')} against {_references(summary)}{board}")
+    report(f"judged {counted(summary.members, 'member')} against {_references(summary)}{board}")
     trained_before = [
         fleet.name
         for fleet in planned.fleets
@@ -346,7 +354,7 @@ def _begun_before(
 def _resumed(fleet: FleetPlan, before: Mapping[str, str]) -> str:
     """Return what of a fleet earlier runs have trained, in words; "" for nothing."""
     return ", ".join(
-        text if times == len(fleet.shards) else f"{times} of {count(len(fleet.shards), 'shard')} {text}"
+        text if times == len(fleet.shards) else f"{times} of {counted(len(fleet.shards), 'shard')} {text}"
         for text, times in Counter(before[job_key(shard)] for shard in fleet.shards).items()
         if text
     )
@@ -393,7 +401,7 @@ def _train_and_judge(
         resumed = _resumed(fleet, before)
         cost = cost_text(fleet_cost([futures[job_key(shard)].result() for shard in fleet.shards]))
         facts = "; ".join(filter(None, [cost, resumed]))
-        report(f"trained {fleet.name}: {count(members, 'member')}{f' ({facts})' if facts else ''}")
+        report(f"trained {fleet.name}: {counted(members, 'member')}{f' ({facts})' if facts else ''}")
 
     calls: list[Callable[[], Any]] = [
         train_all_shards,

@@ -8,7 +8,7 @@ from typing import Any
 import cpbmodels
 from flows.runner import Runner, Summary, series_records
 from flows.train_all import run_of
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted, install_extra
 from schemas.tuning import Range, TuneSpec
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.market.ingest import with_listed_pairs
@@ -119,7 +119,7 @@ def _folds(
             f"nothing to tune on ({reasons}); check coins, since, as_of and folds", code="no-series"
         )
     report(
-        f"{count(len({fold.id for fold in usable}), 'series')}, {count(spec.folds, 'fold')} to choose on, "
+        f"{counted(len({fold.id for fold in usable}), 'series')}, {counted(spec.folds, 'fold')} to choose on, "
         f"test span from {usable[-1].bounds.test[0]:%Y-%m-%d}"
     )
     return [fold for fold in usable if fold.fold < wanted], [fold for fold in usable if fold.fold == wanted]

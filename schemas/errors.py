@@ -61,7 +61,7 @@ class DamagedError(CpbError):
     default_code = "damaged"
 
 
-def count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Return the number with its noun: `1 member`, `2 members`, `1,200 windows`, `3 series`."""
     plural = noun if noun.endswith("series") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
@@ -71,7 +71,7 @@ def age(seconds: float) -> str:
     """Return a duration in its largest whole unit: `25 min`, `3 h`, `537 days`."""
     for unit_s, name in ((86400, "day"), (3600, "h"), (60, "min")):
         if (number := round(seconds / unit_s)) and seconds >= unit_s:
-            return count(number, name) if name == "day" else f"{number} {name}"
+            return counted(number, name) if name == "day" else f"{number} {name}"
     return f"{seconds:.0f} s"
 
 

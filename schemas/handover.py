@@ -233,6 +233,18 @@ class FleetPlan(Record):
         return self.members[0].model.recipe
 
 
+class TrainingPlan(Record):
+    """The series that can be trained, the fleets, and why other series, or recipes that serve, are left out.
+
+    `stopped`: series no longer traded, which is not a failure.
+    """
+
+    series: tuple[SeriesRecord, ...]
+    fleets: tuple[FleetPlan, ...]
+    failures: tuple[Failure, ...]
+    stopped: tuple[SeriesRecord, ...]
+
+
 class TrainedMember(Record):
     """A trained model. `files` maps the file names in its folder to their sha256.
 

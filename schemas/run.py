@@ -23,7 +23,7 @@ from cpbmodels.files import read_regular
 from schemas.errors import UsageError
 from schemas.identity import OWN, Market, parse_coins, parse_timeframes
 from schemas.record import Record
-from schemas.scope import ScopeSpec, Spec, home
+from schemas.scope import ScopeSpec, Spec, home_folder
 
 PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "smoke": ("transformer", "gru", "lstm", "linear", "har"),
@@ -85,7 +85,7 @@ class PresetFile(Spec):
 
 def own_presets_folder() -> Path:
     """Return the folder of custom presets: listed, and searched for a bare `NAME.toml` after the current folder."""
-    return home() / "presets"
+    return home_folder() / "presets"
 
 
 def is_file(preset: object) -> bool:

@@ -82,7 +82,7 @@ def default_folder(in_clone: Path = Path()) -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "cpb"
 
 
-def home() -> Path:
+def home_folder() -> Path:
     """Return the store's folder: `CPB_HOME`, or `data` in `default_folder`."""
     return Path(os.environ.get("CPB_HOME") or default_folder() / "data")
 
@@ -94,7 +94,7 @@ def new_store_folder(in_clone: Path = Path()) -> Path:
     Args:
         in_clone: as in `default_folder`.
     """
-    return (home() if os.environ.get("CPB_HOME") else default_folder(in_clone)) / "mlruns"
+    return (home_folder() if os.environ.get("CPB_HOME") else default_folder(in_clone)) / "mlruns"
 
 
 def parse_instant(text: str, option: str) -> datetime:
@@ -299,7 +299,7 @@ class ScopeSpec(Spec):
         coins = values.get("coins", fields["coins"].default)
         given = values.get("timeframes", fields["timeframes"].default)
         given = "" if given == fields["timeframes"].default else str(given).strip()
-        before = remembered(home()).get(os.path.abspath(values["source"]), Reading())  # noqa: PTH100
+        before = remembered(home_folder()).get(os.path.abspath(values["source"]), Reading())  # noqa: PTH100
         typed = {name: values[name] for name in Reading._fields if values.get(name) is not None}
         reading = before._replace(**typed)
         if reading.decimal not in (None, "point", "comma"):  # before the table is read with it
@@ -408,7 +408,7 @@ class ScopeSpec(Spec):
             market=self.market,
             since=parse_instant(self.since, "since") if self.since else None,
             as_of=parse_instant(self.as_of, "as_of") if self.as_of else None,
-            home=home(),
+            home=home_folder(),
             offline=self.offline,
             reading=Reading(self.columns, self.decimal),
             rewrite=self.rewrite,

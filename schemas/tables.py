@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table
 
     from cpbmodels.data.candles import Candles
-    from cpbmodels.data.raw_tables import Table as ReadTable
+    from cpbmodels.data.raw_tables import Table
 
 _OTHER_KINDS = (
     ".tsv",
@@ -157,13 +157,13 @@ def tables_of(
 
 
 @dataclass(frozen=True)
-class Table:
+class SeriesTable:
     """The candles of a series in a file."""
 
     path: Path
     symbol: str
     timeframe: str | None
-    table: "ReadTable" = field(repr=False)
+    table: "Table" = field(repr=False)
 
     @cached_property
     def read(self) -> "Candles":
@@ -192,7 +192,7 @@ class Tables:
     """The tables of a source by symbol and timeframe."""
 
     path: Path
-    series: Mapping[tuple[str, str], Table]
+    series: Mapping[tuple[str, str], SeriesTable]
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ class Tables:
 def _opened(
     path: Path, versions: tuple[tuple[Path, int, int], ...], asked: tuple[str, str], reading: Reading
 ) -> Tables:
-    series: dict[tuple[str, str], Table] = {}
+    series: dict[tuple[str, str], SeriesTable] = {}
     for file, _, _ in versions:
         for table in _tables_in(file, asked, reading):
             name = table.symbol, table.timeframe or table.read.timeframe
@@ -254,7 +254,7 @@ def _opened(
     return Tables(path, series)
 
 
-def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Table]:
+def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[SeriesTable]:
     """Return the tables of a file; the series is taken from the columns, missing parts from command and file name.
 
     asked: coin and timeframe that the command asks for of this file alone; "" without one.
@@ -300,7 +300,7 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Tab
                 f"has candles of {timeframe!r}, which is not a timeframe: write {', '.join(INTERVAL_SECONDS)}",
             )
         label = f"{file}, {symbol}" if "symbol" in keys else str(file)
-        table = Table(file, str(symbol), timeframe, replace(whole, frame=part, label=label))
+        table = SeriesTable(file, str(symbol), timeframe, replace(whole, frame=part, label=label))
         if timeframe is None and asked[1] and not _tells_timeframe(table):
             table = replace(table, timeframe=asked[1])
         tables.append(table)
@@ -326,7 +326,7 @@ def _literal(text: str | None) -> "pl.Expr":
     return pl.lit(text, pl.String)
 
 
-def _tells_timeframe(table: Table) -> bool:
+def _tells_timeframe(table: SeriesTable) -> bool:
     """Whether the interval between candles tells the timeframe."""
     try:
         return bool(table.read.timeframe)

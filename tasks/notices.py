@@ -22,7 +22,7 @@ from schemas.errors import CpbError, UsageError, log
 from schemas.handover import Decision, Failure
 from schemas.ledger import Alarm
 from schemas.record import Record
-from schemas.scope import home
+from schemas.scope import home_folder
 from tasks.storage.files import NOTIFY_FILE, read_private, without_credentials
 from tasks.storage.records import find_record, write_record
 from tasks.tracking.store import store_errors
@@ -94,8 +94,8 @@ def send_test() -> dict[str, str]:
     if not urls:
         raise UsageError(
             f"no notifications can be sent: set {VARIABLE} to one or more URLs, as in "
-            f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file {home() / NOTIFY_FILE} with mode "
-            "600; see docs/operations.md",
+            f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file {home_folder() / NOTIFY_FILE} with "
+            "mode 600; see docs/operations.md",
             code="notify-unset",
             field=VARIABLE,
         )
@@ -112,7 +112,7 @@ def services() -> list[str]:
     Raises:
         CpbError: other users can read the file, or a part of the text is not a URL.
     """
-    path, text = home() / NOTIFY_FILE, ""
+    path, text = home_folder() / NOTIFY_FILE, ""
     try:
         text = read_private(path, _MAX_BYTES, links=True)
     except (FileNotFoundError, NotADirectoryError):
@@ -147,7 +147,7 @@ class Told(Record):
 
 
 def _told() -> Told:
-    told, day = find_record(home() / "notify.json", Told), f"{datetime.now(UTC):%Y-%m-%d}"
+    told, day = find_record(home_folder() / "notify.json", Told), f"{datetime.now(UTC):%Y-%m-%d}"
     return told if told and told.day == day else Told(day=day)
 
 
@@ -163,7 +163,7 @@ def _tell(flow: str, events: Events, *, complete: bool) -> None:
         for name in filter(problems.get, problems):
             log.warning("no message through %s: %s", name, problems[name])
         if not all(problems[name] for name in calls):  # else the next run tries again
-            write_record(home() / "notify.json", Told(day=told.day, events=(*told.events, *new)))
+            write_record(home_folder() / "notify.json", Told(day=told.day, events=(*told.events, *new)))
     except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
         log.warning("no notification of the end of %s was sent: %s", flow, problem)
 

@@ -20,24 +20,24 @@ from schemas.handover import (
     Decision,
     Failure,
     FleetJudgement,
-    FleetPlan,
     ForecastBatch,
     IngestResult,
     Publication,
     SeriesRecord,
     ShardJob,
     ShardResult,
+    TrainingPlan,
 )
 from schemas.identity import Market, SeriesId, check_known, coins_label, market_option
 from schemas.ledger import Score, Watching
 from schemas.run import LOCAL, RAY, RunSpec
-from schemas.scope import Scope, home
+from schemas.scope import Scope, home_folder
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.record import score_due
 from tasks.forecasting.watch import STOPPED_AFTER, check_drift
 from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import package, serving
-from tasks.market.ingest import ingest as bring_up_to_date
+from tasks.market.ingest import update_store
 from tasks.market.report import FAILED_SERIES, leap_sentence
 from tasks.promotion.night import decide_night, fleets_to_train
 from tasks.running.step import Retry, step
@@ -65,17 +65,17 @@ def ingest(scope: Scope, tail: bool = False) -> IngestResult:
     Offline, and if the source cannot be reached, the stored candles are used, with a warning that states their age.
 
     Raises:
-        CpbError: as in `tasks.market.ingest.ingest`.
+        CpbError: as in `tasks.market.ingest.update_store`.
     """
     try:
-        report = bring_up_to_date(scope, tail=tail)
+        report = update_store(scope, tail=tail)
         if scope.offline:
             log.warning("offline: %s", report.notes[0])
     except CpbError as error:
         if error.code != "unreachable":
             raise
         try:
-            report = bring_up_to_date(scope.model_copy(update={"offline": True}))
+            report = update_store(scope.model_copy(update={"offline": True}))
         except CpbError as none_stored:
             if none_stored.code != "not-stored":
                 raise
@@ -108,21 +108,8 @@ def features(scope: Scope, series: SeriesId) -> SeriesRecord | Failure:
         return Failure.of(series, "features", error)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The series that can be trained, the fleets, and why other series, or recipes that serve, are left out.
-
-    `stopped`: series no longer traded, which is not a failure.
-    """
-
-    series: tuple[SeriesRecord, ...]
-    fleets: tuple[FleetPlan, ...]
-    failures: tuple[Failure, ...]
-    stopped: tuple[SeriesRecord, ...]
-
-
 @step("plan")
-def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> Plan:
+def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> TrainingPlan:
     """Return the fleets of a run, which depend only on the specification and the data, and with `serving` the registry.
 
     `gpus`: the shards are to be trained on GPUs, and are sized for them.
@@ -156,7 +143,9 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
             if fleet in to_train[record.series.timeframe]
         ]
         planned.append(plan_fleet(spec, fleet, members, name=name, gpu=gpus))
-    return Plan(tuple(usable), tuple(planned), tuple(failures), tuple(stopped))
+    return TrainingPlan(
+        series=tuple(usable), fleets=tuple(planned), failures=tuple(failures), stopped=tuple(stopped)
+    )
 
 
 @step("train", run_name="train {progress.name}", workers=64)
@@ -232,7 +221,7 @@ def publish(market: Market, repo: str | None = None) -> Publication:
         CpbError: no champion can be published, or the Hub refuses; (code `other-record`) the published record belongs
             to another chain than the stored record.
     """
-    tree, failures = package(home(), market, repo)
+    tree, failures = package(home_folder(), market, repo)
     place = publish_tree(tree, repo) if repo else tree
     return Publication(place=str(place), failures=tuple(failures))
 
@@ -275,7 +264,7 @@ class Serving:
 @step("champions")
 def champions(market: Market) -> Serving:
     """Bring a market's packaged folder up to date with the registry; errors as in `tasks.hub.tree.serving`."""
-    models, failures = serving(home(), market)
+    models, failures = serving(home_folder(), market)
     return Serving(tuple(models), tuple(failures))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from schemas.errors import CpbError, UsageError, count
+from schemas.errors import CpbError, UsageError, counted
 from schemas.identity import Market, SeriesId, market_home
 from tasks.figures.board import board_figure, coins_figure, compare_figure, losses_figure, model_names
 from tasks.figures.forecast import forecast_figure
@@ -140,7 +140,7 @@ def _paired_test(
     first, second = names
     result = compared(first, second, *paired([a for a, _ in pairs], [b for _, b in pairs]))
     return (
-        f"Paired test on the same forecasts of {count(len(pairs), 'coin')}: {result}. Of several pairs tried, one in "
+        f"Paired test on the same forecasts of {counted(len(pairs), 'coin')}: {result}. Of several pairs tried, one in "
         "twenty without a difference has p under 0.05."
     )
 

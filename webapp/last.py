@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from schemas.errors import CpbError, count, log
+from schemas.errors import CpbError, counted, log
 from tasks.tracking.home_store import sqlite_path, tracking_uri
 from tasks.tracking.store import UNUSABLE, Store, read_store, store_errors
 
@@ -94,7 +94,7 @@ def _note(read_at: datetime, error: CpbError | None) -> str | None:
     if error is None:
         return None
     minutes = int((datetime.now(UTC) - read_at).total_seconds() // 60)
-    age = f"{count(minutes, 'minute')} ago" if minutes else "less than a minute ago"
+    age = f"{counted(minutes, 'minute')} ago" if minutes else "less than a minute ago"
     return f"the figures from MLflow are as of {read_at:%Y-%m-%d %H:%M} UTC, {age}: {error}"
 
 

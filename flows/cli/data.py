@@ -7,7 +7,7 @@ import typer
 
 from flows.cli.options import Json, cli_options
 from flows.console import echo, emit, quiet_libraries, show, shown_progress
-from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, counted
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec
 from tasks.running.parallel import report_progress
@@ -35,10 +35,9 @@ def ingest(
     Exit code: 0 complete, 1 fatal, 2 usage, 3 partial (good data kept).
     """
     with shown_progress("ingest"):
-        from tasks.market.ingest import ingest as bring_up_to_date
-        from tasks.market.ingest import with_listed_pairs
+        from tasks.market.ingest import update_store, with_listed_pairs
 
-        report = bring_up_to_date(with_listed_pairs(spec, echo).scope, tail=spec.tail)
+        report = update_store(with_listed_pairs(spec, echo).scope, tail=spec.tail)
     if json:
         emit(report.to_dict())
     else:
@@ -52,7 +51,7 @@ def _for_people(report: "IngestReport") -> str:
     lines = details(report)
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"… and {len(lines) - _SHOWN} more; --json shows all"]
-    requests = count(report.requests, "request")
+    requests = counted(report.requests, "request")
     return "\n".join(
         [
             table(report),
@@ -98,7 +97,7 @@ def verify(
     for sentence in result.unchecked:
         echo(sentence)
     if result.checked or result.damaged:
-        echo(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged")
+        echo(f"{counted(result.checked, 'file')} checked, {len(result.damaged)} damaged")
     elif result.is_good:
         echo(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
     for sentence in (*result.behind, *result.unseen):
@@ -171,12 +170,12 @@ def store(
         )
         return
     show(f"home   {folder}")
-    show(f"store  {public_url(opened.uri)}  (id {opened.id}, {count(registered, 'champion')})")
+    show(f"store  {public_url(opened.uri)}  (id {opened.id}, {counted(registered, 'champion')})")
     if not is_own:
         echo("the home has no store yet: it takes the first one that a command writes, as a training does")
     if foreign:
         echo(
-            f"not of this store: {count(len(foreign), 'packaged model')} of this home, such as "
+            f"not of this store: {counted(len(foreign), 'packaged model')} of this home, such as "
             f"{foreign[0].model_version}; its champions replace them at the next forecast or publish"
             f"{'' if registered else ', once there are any: `cpb train-all` trains some'}"
         )

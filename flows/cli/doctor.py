@@ -9,7 +9,7 @@ from flows.cli.options import Json
 from flows.console import echo, emit, quiet_libraries, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, CpbError
 from schemas.identity import COINS, SeriesId
-from schemas.scope import ScopeSpec, home
+from schemas.scope import ScopeSpec, home_folder
 
 HISTORY_DAYS = 5 * 365
 """Length of a history whose spans are as long as they get."""
@@ -47,7 +47,7 @@ def doctor(
     from tasks.training.local import MALLOC, kernel_cache
     from tasks.training.plan import MIN_MEMBERS
 
-    os.environ.update(kernel_cache(home()))  # where trainers look
+    os.environ.update(kernel_cache(home_folder()))  # where trainers look
 
     with shown_progress("doctor", "looking, and timing steps"):
         diagnosis = examine(steps=not quick, run=Run(default_spans(), MIN_MEMBERS, MALLOC))

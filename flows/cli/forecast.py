@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.options import Json, cli_options
 from flows.console import Column, echo, emit, finding, price, print_table, quiet_libraries, shown_progress
-from schemas.errors import age, count
+from schemas.errors import age, counted
 from schemas.scope import ForecastSpec
 
 _AFTER = (1, 5, 10)
@@ -99,7 +99,7 @@ def _record(model: dict[str, Any]) -> str:
     """Return the record of a series' champions against the random walk, as in `live 0.985 in 12 days`."""
     if "record_live" not in model:
         return "no record yet"
-    days = count(model["record_days"], "day")
+    days = counted(model["record_days"], "day")
     which = "live" if model["record_live"] else "replays"
     ratio = model["record_ratio"] if model["record_low"] is not None else None
     return f"{which} {ratio:.3f} in {days}" if ratio is not None else f"{which}: too few days ({days})"

@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.options import Json, cli_options
 from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, show
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, DamagedError, UsageError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, DamagedError, UsageError, counted
 from schemas.identity import SIM, SPOT, check_known
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
@@ -91,7 +91,7 @@ def print_board(rows: list[dict[str, Any]]) -> None:
         row
         | {
             "place": f"{row['market']} {row['timeframe']}" if len(markets) > 1 else row["timeframe"],
-            "trained": f"{row['coins'] or count(row['members'], 'model')}"
+            "trained": f"{row['coins'] or counted(row['members'], 'model')}"
             + (f", {row['failed']} failed" if row["failed"] else ""),
             "interval": interval(row.get("crps_ratio_low"), row.get("crps_ratio_high")),
         }
@@ -195,7 +195,7 @@ def champions(
         # Real and simulated champions are never listed together.
         title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
         print_table(title, _TABLE, [_table_row(e, watched.get(e.champion.series)) for e in chosen])
-    echo(count(len(chosen), "champion"))
+    echo(counted(len(chosen), "champion"))
 
 
 @cli_options(ScopeSpec, only=("market",))
@@ -357,7 +357,7 @@ def restore(
         aside = str(done.set_aside) if done.set_aside else None
         emit({**asdict(done), "set_aside": aside, "exit": code})
     elif done.lines or done.months or done.set_aside:
-        lines = f"{count(done.lines, 'line')} of the chain and {count(len(done.months), 'month')} of rows"
+        lines = f"{counted(done.lines, 'line')} of the chain and {counted(len(done.months), 'month')} of rows"
         kept = f"; what was there before is in {done.set_aside}" if done.set_aside else ""
         echo(f"restored {lines}{kept}")
     elif not done.failures:

@@ -11,7 +11,7 @@ import typer
 
 from flows.cli.options import Json
 from flows.console import echo, emit, quiet_libraries, shown_progress
-from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, count
+from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, counted
 
 if TYPE_CHECKING:
     from flows.ops.serve import Address
@@ -118,7 +118,7 @@ def up(port: ServerPort = None, json: Json = False) -> None:
     for name in result.runs_ended:
         echo(f"run {name} is marked Crashed: its worker has ended")
     if result.runs_dropped:
-        echo(f"{count(result.runs_dropped, 'scheduled run')} missed while no worker was running: dropped")
+        echo(f"{counted(result.runs_dropped, 'scheduled run')} missed while no worker was running: dropped")
     echo(f"up: {api.removesuffix('/api')}  (started: {' and '.join(result.started) or 'nothing, both run'})")
     echo(f"the page asks for a password, which this prints: {show_password}")
     echo(f"for prefect's own commands: {export}")

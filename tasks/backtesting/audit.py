@@ -24,7 +24,7 @@ from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
 from cpbmodels.fleet.results import with_touch
-from schemas.errors import count
+from schemas.errors import counted
 from schemas.handover import Failure, SplitBounds
 from schemas.identity import SeriesId
 from schemas.run import BacktestSpec, FleetSpec, base_of
@@ -248,7 +248,7 @@ def audit(spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Audit:
         checked = [
             fold for fold in newest if _guarded(spec, fold, result, partial(_check_columns, fold, result))
         ]
-        part = f"columns and windows of {count(len(checked), 'coin')}"
+        part = f"columns and windows of {counted(len(checked), 'coin')}"
         chosen = next((fold for fold in checked if _can_be_trained(spec, fold)), None)
         if chosen and _guarded(spec, chosen, result, partial(_check_models, spec, chosen, result)):
             part += f", training, baselines and forecasts of {chosen.id.label}"

@@ -16,8 +16,7 @@ from schemas.identity import ModelId, SeriesId
 from schemas.run import FleetSpec, RunSpec
 from tasks.judging.member import stored_forecasts
 from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
-from tasks.signals.splits import folds as fold_bounds
-from tasks.signals.splits import shortened
+from tasks.signals.splits import fold_bounds, shortened
 from tasks.training.plan import plan_fleet, plan_member
 from tasks.training.shard import member_folder, shard_folder
 

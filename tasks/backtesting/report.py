@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.series import Prediction, forecast_rows
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, counted
 from schemas.frames import check_backtest_rows
 from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardResult
 from schemas.run import BacktestSpec, FleetSpec
@@ -230,7 +230,7 @@ def _notes(spec: BacktestSpec, results: Backtest) -> list[str]:
     as_of = spec.scope.as_of
     until = f" as of {as_of:%Y-%m-%d %H:%M} UTC" if as_of else ""
     folds, presets = (
-        count(spec.folds, "fold"),
+        counted(spec.folds, "fold"),
         f"Preset{'s' * (len(spec.presets) > 1)} {', '.join(spec.presets)}",
     )
     heading = f"{presets}, {folds}, trained anew on all the past for each{until}; seed {spec.seed}."

@@ -21,7 +21,7 @@ from cpbmodels.arch.presets import preset
 from cpbmodels.data import HORIZON
 from cpbmodels.data.ranges import RangeModel, fit_ranges
 from cpbmodels.data.series import Prediction, Series
-from schemas.errors import MemberError, count, log
+from schemas.errors import MemberError, counted, log
 from schemas.handover import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.backtesting.folds import FoldSeries
@@ -194,7 +194,7 @@ def judge_models(
                 done,
                 len(series),
                 "series",
-                f"{name}, {count(len(series_folds), 'fold')}",
+                f"{name}, {counted(len(series_folds), 'fold')}",
             )
             _judge_series(model, series_folds, record_fold, result)
         report_progress(f"judge {model.name}", 1, 1, "series")

@@ -1,6 +1,6 @@
 """Ingestion: list, plan, fetch concurrently, store series by series, find missing candles, report.
 
-    report = ingest(IngestSpec(coins="BTC", timeframes="1h", source="FOLDER").scope)
+    report = update_store(IngestSpec(coins="BTC", timeframes="1h", source="FOLDER").scope)
 
 Monthly files are fetched where published, daily files elsewhere, and no period twice.
 """
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from schemas.errors import CpbError, MemberError, UsageError, age, count
+from schemas.errors import CpbError, MemberError, UsageError, age, counted
 from schemas.identity import EXCHANGE, SeriesId, coins_label, is_coin_pair
 from schemas.scope import Scope, ScopeSpec
 from tasks.market import repair
@@ -64,7 +64,7 @@ WRONG_DAYS = ("2020-12-21", "2021-09-29")
 
 
 @dataclass
-class Plan:
+class FilePlan:
     """The files of one series that a run needs (`wanted`) and the files still to fetch (`fetch`)."""
 
     series: SeriesId
@@ -83,7 +83,7 @@ class Run:
     manifest: Manifest
     pool: ThreadPoolExecutor
     now: int
-    plans: dict[SeriesId, Plan] = field(default_factory=dict)
+    plans: dict[SeriesId, FilePlan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     fetched_files: int = 0
@@ -131,7 +131,7 @@ class Run:
         }
 
 
-def ingest(
+def update_store(
     scope: Scope,
     *,
     tail: bool = False,
@@ -196,7 +196,7 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
             field="coins",
         )
     report(
-        f"exchange: {count(len(coins), 'pair')} ({len(listed) - len(coins):,} leveraged or stable left out)"
+        f"exchange: {counted(len(coins), 'pair')} ({len(listed) - len(coins):,} leveraged or stable left out)"
     )
     return type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
 
@@ -238,7 +238,7 @@ def _as_stored(run: Run) -> IngestReport:
     """
     for series in run.scope.series:
         files = [source_file(series, period) for period in sorted(run.manifest.files(series))]
-        run.plans[series] = Plan(
+        run.plans[series] = FilePlan(
             series, [f for f in files if f.bounds[1] > run.start and f.bounds[0] < run.end]
         )
     ends = [runs[-1][1] for series in run.plans if (runs := run.holdings(series).runs)]
@@ -258,15 +258,15 @@ def _as_stored(run: Run) -> IngestReport:
     return _report(run)
 
 
-def _plans(run: Run, *, checks_stored: bool) -> Iterator[Plan]:
+def _plans(run: Run, *, checks_stored: bool) -> Iterator[FilePlan]:
     """Yield plans in order; listings are requested ahead."""
     stored = [set(run.manifest.files(series)) for series in run.scope.series]
 
-    def list_files(series: SeriesId, stored: set[str]) -> Plan:
+    def list_files(series: SeriesId, stored: set[str]) -> FilePlan:
         try:
-            return Plan(series, _wanted_files(run.catalogue, series, run.start, run.end, stored))
+            return FilePlan(series, _wanted_files(run.catalogue, series, run.start, run.end, stored))
         except SourceFault as fault:
-            return Plan(series, fault=fault)
+            return FilePlan(series, fault=fault)
 
     for plan in run.pool.map(list_files, run.scope.series, stored):
         series = plan.series

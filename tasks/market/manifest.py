@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import BusyError, CpbError, count, log
+from schemas.errors import BusyError, CpbError, counted, log
 from schemas.identity import MARKETS, SPOT, SeriesId, series_folders
 from tasks.market.layout import period_bounds
 from tasks.storage.files import DRAFT, DiskFull, draft_name, is_disk_full
@@ -209,7 +209,7 @@ class Manifest:
             damaged = {t: sum(not _is_intact(t, row) for row in _rows(self._db, t)) for t in _TABLES}
         except _ERRORS as error:
             return str(error)
-        faults = [f"{count(number, 'row')} of {table}" for table, number in damaged.items() if number]
+        faults = [f"{counted(number, 'row')} of {table}" for table, number in damaged.items() if number]
         return f"{', '.join(faults)} not as written" if faults else ""
 
     def copy_intact(self, damaged: sqlite3.Connection) -> None:

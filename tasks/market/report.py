@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cpbmodels.data import MAX_STILL_SHARE, SEGMENT_JUMP
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, counted
 from schemas.identity import OWN, SeriesId
 from tasks.market.klines import digest_and_idle
 from tasks.market.layout import DAY, SourceFile, grid_of, utc_text, whole_candles
@@ -336,7 +336,7 @@ def _set_status(report: SeriesReport, holes: list[Hole], reason: str) -> None:
     elif reason or lacking or report.leaps:
         if lacking and not reason:
             causes = ", ".join(sorted({hole.cause for hole in lacking}))
-            reason = f"{count(sum(hole.bars for hole in lacking), 'candle')} lacking: {causes}"
+            reason = f"{counted(sum(hole.bars for hole in lacking), 'candle')} lacking: {causes}"
         report.status = PARTIAL_SERIES
         report.reason = "; ".join(filter(None, (reason, leap_sentence(report.leaps))))
 
@@ -379,7 +379,7 @@ def details(report: IngestReport) -> list[str]:
     lines = []
     for s in report.series:
         lines += [
-            f"{s.series}: {_minute(h['from'])} to {_minute(h['to'])}, {count(h['bars'], 'candle')}, {h['cause']}"
+            f"{s.series}: {_minute(h['from'])} to {_minute(h['to'])}, {counted(h['bars'], 'candle')}, {h['cause']}"
             for h in s.holes
         ]
         lines += s.notes

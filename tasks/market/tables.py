@@ -74,7 +74,7 @@ class TableSource:
         return to_csv(self.months(file.series)[file], file.series.timeframe, decimals=None)
 
     def months(self, series: SeriesId) -> dict[SourceFile, pl.DataFrame]:
-        """Return the candles of a series by the files of their months; errors as in `schemas.tables.Table.read`."""
+        """Return the candles of a series by the files of their months; errors as in `SeriesTable.read`."""
         with self._lock:
             if series not in self._months:
                 table, grid = self.tables.series[series.symbol, series.timeframe], grid_of(series.timeframe)

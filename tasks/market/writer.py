@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from schemas.errors import count
+from schemas.errors import counted
 from schemas.frames import KLINES
 from schemas.identity import SeriesId, market_home
 from tasks.market.client import BadFile
@@ -162,7 +162,7 @@ class Writing:
         parts = [part for part, _ in written if part]
         if changed := sum(number for _, number in written):
             self.warnings.append(
-                f"{self.series}: {count(changed, 'stored candle')} replaced: the source has changed them"
+                f"{self.series}: {counted(changed, 'stored candle')} replaced: the source has changed them"
             )
         if parts:
             sync(self.series.folder(self.home, "klines"))

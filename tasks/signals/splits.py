@@ -32,10 +32,10 @@ def split_bounds(records: Sequence[SeriesRecord]) -> SplitBounds:
     Raises:
         ValueError: no record, or records of different timeframes.
     """
-    return folds(records, 1)[0]
+    return fold_bounds(records, 1)[0]
 
 
-def folds(records: Sequence[SeriesRecord], count: int) -> list[SplitBounds]:
+def fold_bounds(records: Sequence[SeriesRecord], count: int) -> list[SplitBounds]:
     """Return rolling-origin folds, oldest first; their test spans are adjacent and the last is the newest.
 
     Each trains from the first candle.

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from cpbmodels.files import read_regular
 from schemas.errors import CpbError, UsageError
-from schemas.scope import home
+from schemas.scope import home_folder
 from tasks.storage.locks import locked, temporary_lock
 
 T = TypeVar("T")
@@ -411,7 +411,7 @@ def restore_version(path: Path) -> str:
 
 def checked_home() -> Path:
     """Return `CPB_HOME`, checked by `check_home`."""
-    return check_home(home())
+    return check_home(home_folder())
 
 
 def stored_home() -> Path:

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from schemas.errors import CpbError, UsageError, log
 from schemas.identity import MARKETS, tree_of
-from schemas.scope import home
+from schemas.scope import home_folder
 from tasks.running.parallel import PrintLine
 from tasks.storage.files import DRAFT, NOTIFY_FILE, new_folder, replacing
 from tasks.storage.locks import check_interrupted, locked, temporary_lock
@@ -63,7 +63,7 @@ def archive_folder() -> Path | None:
     """
     if not (given := os.environ.get(KEEP)):
         return None
-    folder, here = Path(given).absolute(), home().absolute()
+    folder, here = Path(given).absolute(), home_folder().absolute()
     if not folder.is_dir():
         raise UsageError(
             f"{KEEP}={given}: there is no such folder; make it (and mount its disk), or leave {KEEP} unset",
@@ -112,7 +112,7 @@ class Keeper:
                 return
             self._begun = time.monotonic()
             try:
-                path = archive(self._folder, home().absolute())
+                path = archive(self._folder, home_folder().absolute())
                 self._report(f"kept: {path} ({path.stat().st_size / 1e6:.1f} MB)")
             except (CpbError, OSError, sqlite3.Error) as error:
                 log.warning("not kept: %s", error)

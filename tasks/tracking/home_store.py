@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from schemas.errors import DamagedError
 from schemas.record import Record
-from schemas.scope import home, new_store_folder
+from schemas.scope import home_folder, new_store_folder
 from tasks.storage.files import mark_home, public_url
 from tasks.storage.records import parse_record, write_record
 
@@ -97,8 +97,8 @@ def tracking_uri() -> str:
     """
     if uri := named_uri():
         return uri
-    record = home_store(home())
-    return record.uri(home()) if record else new_store_uri()
+    record = home_store(home_folder())
+    return record.uri(home_folder()) if record else new_store_uri()
 
 
 def new_store_uri(in_clone: Path = Path()) -> str:

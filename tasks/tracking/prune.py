@@ -16,7 +16,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import BusyError, count
+from schemas.errors import BusyError, counted
 from tasks.storage.files import delete_files, final_path, local_path, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.tracking.home_store import is_server
@@ -66,7 +66,7 @@ class PruneReport:
         if not self.runs and not self.versions:
             return "nothing to prune"
         verb = "would delete" if self.dry_run else "deleted"
-        return f"{verb} {count(self.runs, 'run')} and {count(len(self.versions), 'version')}"
+        return f"{verb} {counted(self.runs, 'run')} and {counted(len(self.versions), 'version')}"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.handover import Decision
 from schemas.identity import SeriesId
 from schemas.run import FleetSpec
-from schemas.scope import home as home_folder
+from schemas.scope import home_folder
 from tasks.storage.files import local_path, new_folder, public_url
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of, damaged

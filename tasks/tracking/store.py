@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import MARKETS
-from schemas.scope import home, new_store_folder
+from schemas.scope import home_folder, new_store_folder
 from tasks.storage.files import check_home, draft_name, local_path, public_url, without_credentials
 from tasks.storage.locks import locked, machine_lock
 from tasks.tracking.home_store import (
@@ -426,7 +426,7 @@ def open_store(*, create: bool = True) -> Store:
         CpbError: the store is missing (`NO_STORE`, with `create=False`; `LOST`), is not the home's (`OTHER`), cannot be
             used, is of another version of cpb, or was moved away from its artifacts.
     """
-    folder = check_home(home())
+    folder = check_home(home_folder())
     store, known, uri = _store_of(folder, create=create), home_store(folder), tracking_uri()
     if known is None or (named_uri() and known != HomeStore.of(store.id, uri, folder)):
         with locked(folder / f".{RECORD}.lock"):
@@ -444,7 +444,7 @@ def open_store(*, create: bool = True) -> Store:
 
 def read_store() -> Store:
     """Open the home's store for a command that writes neither; errors as in `open_store` with `create=False`."""
-    return _store_of(home(), create=False)
+    return _store_of(home_folder(), create=False)
 
 
 def take_store() -> Store:
@@ -453,7 +453,7 @@ def take_store() -> Store:
     Raises:
         DamagedError: which store was the home's cannot be read, and that in the usual place does not hold its models.
     """
-    folder = check_home(home())
+    folder = check_home(home_folder())
     try:
         uri = tracking_uri()
         store = store_at(uri)

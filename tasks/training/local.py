@@ -23,11 +23,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import BusyError, CpbError, UsageError, log
-from schemas.errors import count as named
+from schemas.errors import BusyError, CpbError, UsageError, counted, log
 from schemas.handover import ShardJob, ShardResult
 from schemas.run import FleetSpec, RunSpec, is_universal
-from schemas.scope import home
+from schemas.scope import home_folder
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, WorkerProcess
 from tasks.storage.files import read_json_or_none
@@ -97,7 +96,7 @@ def check_device(device: str) -> None:
     """Raise `UsageError` if `device` names a GPU that is not available."""
     if device.startswith("cuda") and not gpus_of(device):
         count = len(visible_gpus())
-        why = f"only {named(count, 'NVIDIA GPU')} can be seen" if count else "no NVIDIA GPU is visible"
+        why = f"only {counted(count, 'NVIDIA GPU')} can be seen" if count else "no NVIDIA GPU is visible"
         why = _CPU_BUILD if count and torch_cuda() is None else why
         message = f"device {device!r}: {why} (see `cpb doctor`); choose cpu or auto"
         raise UsageError(message, code="device")
@@ -378,7 +377,7 @@ class LocalEngine:
             and fleet not in fleets[:number]
         ]
         wanted = {"fleets": ahead, "profile": spec.profile}
-        self._env = kernel_cache(home()) | {KERNELS: json.dumps(wanted)}
+        self._env = kernel_cache(home_folder()) | {KERNELS: json.dumps(wanted)}
         self._slots = plan_slots(spec.device, len(gpus))
         self._trainers = Trainers(self._slots, self.cores, self._env)
         if self.gpus:

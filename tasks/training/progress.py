@@ -26,7 +26,7 @@ from typing import Any
 
 import cpbmodels
 from cpbmodels.files import read_regular
-from schemas.errors import count
+from schemas.errors import counted
 from schemas.handover import DeviceWork, Epoch, FleetPlan, ShardJob, ShardResult
 from schemas.run import is_universal
 from tasks.running.parallel import NOT_ENDED, report_line, report_progress, usable_cores
@@ -175,7 +175,7 @@ class ProgressFile:
         if first:
             rows, columns = record.data
             text = f"[{rows:,}, {columns}] {record.data_dtype}, {record.data_mb:,.2f} MB"
-            name = f"{record.device} ({count(usable_cores(), 'core')})"
+            name = f"{record.device} ({counted(usable_cores(), 'core')})"
             if record.device != "cpu":
                 import torch
 
@@ -411,7 +411,7 @@ class FleetProgress:
             parts += [f"lr {cost['lr']:.1e}", f"{cost['epoch_seconds']:.1f} s"]
         parts.append(device_figures(cost, newest.cores))
         if begun < models:
-            parts.append(f"{begun:,} of {count(models, 'model')} begun")
+            parts.append(f"{begun:,} of {counted(models, 'model')} begun")
         report_line("  ".join(parts))
 
     def update(self, job: ShardJob, state: Mapping[str, Any]) -> None:
@@ -468,7 +468,7 @@ def device_figures(cost: Mapping[str, float], cores: int) -> str:
         else "memory not measured"
     )
     used = cost.get("cpu_util", 0.0) / 100 * cores
-    return f"CPU {memory}, {used:.1f} of {count(cores, 'core')}"
+    return f"CPU {memory}, {used:.1f} of {counted(cores, 'core')}"
 
 
 def gigabytes(megabytes: float) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cpbmodels
-from schemas.errors import CpbError, count, p_value
+from schemas.errors import CpbError, counted, p_value
 from schemas.run import own_presets_folder
 from schemas.tuning import TrialRecord, TuneSpec
 from tasks.backtesting.folds import FoldSeries
@@ -134,7 +134,7 @@ def sentence(answer: dict[str, Any]) -> str:
     luck, winner = answer["luck"], answer["winner"]
     tested = ", ".join(f"{pool['test_crps_ratio']:.4f} at {t}" for t, pool in answer["test"].items())
     return (
-        f"{count(answer['trials'], 'trial')} ({answer['pruned']} pruned): the best has ratio "
+        f"{counted(answer['trials'], 'trial')} ({answer['pruned']} pruned): the best has ratio "
         f"{winner['validation_crps_ratio']:.4f} on the validation folds; the best of as many trials without "
         f"skill would have had {luck['best_of_null']:.4f} (p {p_value(luck['p'])}). On the test span: {tested}."
     )
@@ -196,12 +196,12 @@ def run_trials(
         )
         best = study.best()
         report(
-            f"{count(study.trials, 'trial')}, {sum(result.pruned for result in finished)} of the last "
+            f"{counted(study.trials, 'trial')}, {sum(result.pruned for result in finished)} of the last "
             f"{len(finished)} pruned" + (f"; best ratio {best.value:.4f}" if best else "")
         )
         if len(finished) < wanted:
             report(
-                f"the budget ended before {count(wanted - len(finished), 'trial')} had a whole epoch; left out"
+                f"the budget ended before {counted(wanted - len(finished), 'trial')} had a whole epoch; left out"
             )
             break
     report_progress("tune", 1, 1, "trials")
@@ -226,7 +226,7 @@ def conclude(
     states = [state_of(trial) for trial in trials]
     if best is None or best.value is None:
         raise CpbError(
-            f"none of {count(len(trials), 'trial')} was completed ({states.count('failed')} diverged): give it more "
+            f"none of {counted(len(trials), 'trial')} was completed ({states.count('failed')} diverged): give it more "
             "budget, fewer coins, or a smaller lr or batch_size",
             code="no-trial",
         )
@@ -245,7 +245,7 @@ def conclude(
         own_presets_folder() / f"{spec.fleet.architecture}-{timeframes}-{study.stored.study_name[:8]}.toml"
     )
     about = (
-        f"{spec.fleet.architecture}: best of {count(len(trials), 'trial')} of cpb tune, validation ratio "
+        f"{spec.fleet.architecture}: best of {counted(len(trials), 'trial')} of cpb tune, validation ratio "
         f"{best.value:.4f}"
     )
     write_preset(preset, spec, best.params, about)

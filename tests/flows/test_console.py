@@ -14,7 +14,7 @@ import flows
 from cpbmodels.errors import printable
 from flows.console import Column, Display, echo, emit, print_table, show
 from flows.runner import RunLogHandler
-from schemas.errors import count
+from schemas.errors import counted
 from tasks.running.parallel import Progress
 
 
@@ -30,7 +30,7 @@ from tasks.running.parallel import Progress
     ],
 )
 def test_numbers_come_with_their_noun(number, noun, said):
-    assert count(number, noun) == said
+    assert counted(number, noun) == said
 
 
 def test_json_has_no_nan(capsys):

@@ -8,7 +8,7 @@ from market_tools import FAST, build, key, scope
 
 from schemas.errors import BusyError, CpbError
 from tasks.market.client import Limits
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.manifest import writer_lock
 
 SIM = key("BTCUSDT", "1h", "sim")
@@ -28,7 +28,7 @@ USERS = (
 
 
 def simulated(home, coins="BTC", **options):
-    return ingest(scope(home, "sim", coins, as_of="2025-03-01", since="2025-01", **options))
+    return update_store(scope(home, "sim", coins, as_of="2025-03-01", since="2025-01", **options))
 
 
 def contents(root):
@@ -51,12 +51,12 @@ def test_no_run_destroys_anything(tmp_path, source):
     before = contents(home)
     if source == "unreachable":
         with pytest.raises(CpbError) as caught:
-            ingest(scope(home, "http://127.0.0.1:9", "BTC"), limits=Limits(tries=1))
+            update_store(scope(home, "http://127.0.0.1:9", "BTC"), limits=Limits(tries=1))
         assert caught.value.code == "unreachable"
     elif source == "sim":
         assert simulated(home, "NOPECOIN").series[0].status == "failed"
     else:
-        report = ingest(scope(home, mirror, "BTC" if source == "real" else "NOPECOIN"), limits=FAST)
+        report = update_store(scope(home, mirror, "BTC" if source == "real" else "NOPECOIN"), limits=FAST)
         assert report.series[0].status == ("complete" if source == "real" else "failed")
     after = contents(home)
     assert {name: after.get(name) for name in before} == before
@@ -76,7 +76,7 @@ def test_leftovers_are_swept_and_similar_files_of_the_users_are_not(tmp_path):
     for path in (*ours, *users):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("half")
-    ingest(scope(home, root, "BTC"))
+    update_store(scope(home, root, "BTC"))
     assert [path.exists() for path in ours] == [False]
     assert all(path.exists() for path in users)
 
@@ -85,13 +85,13 @@ def test_real_candles_are_fetched_while_the_simulator_writes(tmp_path):
     """They share no lock, no manifest and no file; two real writers do."""
     root, home = build(tmp_path / "mirror", ["BTCUSDT"]), tmp_path / "home"
     with writer_lock(home / "sim"):
-        assert ingest(scope(home, root, "BTC")).exit == 0
+        assert update_store(scope(home, root, "BTC")).exit == 0
         with pytest.raises(BusyError):
             simulated(home)
     with writer_lock(home):
         assert simulated(home).exit == 0
         with pytest.raises(BusyError):
-            ingest(scope(home, root, "BTC"))
+            update_store(scope(home, root, "BTC"))
     assert {p.name for p in home.glob("**/manifest.db")} == {"manifest.db"}
     with closing(sqlite3.connect(home / "manifest.db")) as db:
         assert db.execute("SELECT DISTINCT market FROM parts").fetchall() == [("spot",)]

@@ -10,7 +10,7 @@ from market_tools import FAST, build, csv_of, key, lines, put, scope
 from schemas.errors import CpbError
 from schemas.frames import KLINES
 from tasks.market import simulator
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 
@@ -20,7 +20,7 @@ MONTHS = ("2024-01", "2024-02", "2024-03")
 
 def run(tmp_path, lists=True, coins="BTC", **options):
     with simulator.serve(FolderMirror(tmp_path / "mirror"), lists=lists) as url:
-        return ingest(scope(tmp_path / "home", url, coins, **options), limits=FAST)
+        return update_store(scope(tmp_path / "home", url, coins, **options), limits=FAST)
 
 
 def flat(file, start):

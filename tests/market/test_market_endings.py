@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from market_tools import build, drafts, frame, key, scope
 
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 
@@ -125,10 +125,10 @@ def test_a_second_writer_gets_one_sentence(root, tmp_path):
 def test_readers_see_old_or_new_but_never_half(root, tmp_path):
     home = tmp_path / "home"
     made = scope(home, root, coins="BTC", as_of="2024-01-01")
-    ingest(made)
+    update_store(made)
     before = read_klines(home, key("BTCUSDT", "1h"))
     part = home / "klines/interval=1h/symbol=BTCUSDT/2023-05.parquet"
     (part.with_name(".2023-06.parquet.0123456789ab")).write_bytes(b"half a file")  # what a killed run leaves
     assert read_klines(home, key("BTCUSDT", "1h")).equals(before)
-    ingest(made)
+    update_store(made)
     assert not drafts(home)

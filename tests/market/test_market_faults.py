@@ -24,7 +24,7 @@ from market_tools import (
 
 from cpbmodels.data.columns import PRICES
 from tasks.market import simulator
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.market.parser import COLUMNS
@@ -37,7 +37,7 @@ def served(tmp_path, hook=None, **options):
     """Ingest tmp_path/mirror over loopback HTTP."""
     limits = IMPATIENT if "trickle" in getattr(hook, "fault", "") else FAST
     with simulator.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
-        return ingest(scope(tmp_path / "home", url, **options), limits=limits)
+        return update_store(scope(tmp_path / "home", url, **options), limits=limits)
 
 
 def btc(report):

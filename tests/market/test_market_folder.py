@@ -11,7 +11,7 @@ from schemas.errors import UsageError
 from schemas.scope import IngestSpec
 from tasks.market.client import SourceFault
 from tasks.market.folder import FolderIndex
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 
@@ -46,17 +46,17 @@ def test_files_are_found_wherever_they_lie(tmp_path, folders, zipped):
     for file in (JANUARY, FEBRUARY):
         put(wanted, file)
     reports = [
-        ingest(scope(tmp_path / name, source, coins="BTC", as_of="2024-03-01"))
+        update_store(scope(tmp_path / name, source, coins="BTC", as_of="2024-03-01"))
         for name, source in (("a", root), ("b", wanted))
     ]
     assert [report.exit for report in reports] == [0, 0]
     assert read_klines(tmp_path / "a", key()).equals(read_klines(tmp_path / "b", key()))
-    again = ingest(scope(tmp_path / "a", root, coins="BTC", as_of="2024-03-01"))
+    again = update_store(scope(tmp_path / "a", root, coins="BTC", as_of="2024-03-01"))
     assert again.exit == 0
 
 
 def failure(tmp_path, root, **options):
-    report = ingest(scope(tmp_path / "home", root, coins="BTC,ETH", as_of="2024-03-01", **options))
+    report = update_store(scope(tmp_path / "home", root, coins="BTC,ETH", as_of="2024-03-01", **options))
     return {entry.series.symbol: entry.reason for entry in report.series}, report.exit
 
 

@@ -13,7 +13,7 @@ from test_market_wire import btc, listed, listing, market  # noqa: F401 - a fixt
 from schemas.errors import CpbError, UsageError
 from tasks.market import simulator, sources
 from tasks.market.client import Limits, NotFound, SourceFault
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.layout import source_file
 from tasks.market.sources import FolderSource
 
@@ -21,7 +21,7 @@ MONTH = source_file(key(), "2024-02")
 
 
 def from_folder(tmp_path):
-    return ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC", since="2024-01"), limits=FAST)
+    return update_store(scope(tmp_path / "home", tmp_path / "mirror", "BTC", since="2024-01"), limits=FAST)
 
 
 @pytest.mark.parametrize("name", [MONTH.key, f"{MONTH.key}.CHECKSUM"])

@@ -14,7 +14,7 @@ from market_tools import FAST, Flood, build, key, scope
 from schemas.errors import CpbError
 from tasks.market import simulator
 from tasks.market.client import HttpSource, SourceFault, Unreachable, redirect_target
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.layout import source_file
 
 FEBRUARY = source_file(key(), "2024-02")
@@ -77,7 +77,7 @@ def market(tmp_path):
 def test_the_proxy_of_the_environment_is_used(market, tmp_path, monkeypatch):
     with proxy(market) as (address, log):
         monkeypatch.setenv("HTTP_PROXY", address.replace("//", f"//me:{SECRET}@"))
-        report = ingest(scope(tmp_path / "home", "http://mirror.invalid", "BTC"), limits=FAST)
+        report = update_store(scope(tmp_path / "home", "http://mirror.invalid", "BTC"), limits=FAST)
         assert (report.exit, report.series[0].rows) == (0, 91 * 24)
         assert all(path.startswith("http://mirror.invalid/") for _, path, _ in log)
         assert len(log) == report.requests
@@ -86,14 +86,14 @@ def test_the_proxy_of_the_environment_is_used(market, tmp_path, monkeypatch):
         log.clear()
         monkeypatch.setenv("NO_PROXY", "mirror.invalid")
         with pytest.raises(CpbError) as caught:
-            ingest(scope(tmp_path / "home", "http://mirror.invalid", "BTC"), limits=FAST)
+            update_store(scope(tmp_path / "home", "http://mirror.invalid", "BTC"), limits=FAST)
         assert (caught.value.code, log) == ("unreachable", [])
 
 
 def test_a_proxy_out_of_reach_is_named_without_its_password(tmp_path, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", f"http://me:{SECRET}@127.0.0.1:9")
     with pytest.raises(CpbError, match="ProxyError") as caught:
-        ingest(scope(tmp_path / "home", "http://mirror.invalid", "BTC"), limits=FAST)
+        update_store(scope(tmp_path / "home", "http://mirror.invalid", "BTC"), limits=FAST)
     assert SECRET not in str(caught.value)
 
 
@@ -105,8 +105,8 @@ def test_the_certificates_of_the_environment_are_trusted(tmp_path, monkeypatch):
 
 def test_the_simulator_and_loopback_need_no_proxy(market, tmp_path, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    assert ingest(scope(tmp_path / "home", market, "BTC"), limits=FAST).exit == 0
-    assert ingest(scope(tmp_path / "home", "sim", "BTC", as_of="2025-02-01", since="2025-01")).exit == 0
+    assert update_store(scope(tmp_path / "home", market, "BTC"), limits=FAST).exit == 0
+    assert update_store(scope(tmp_path / "home", "sim", "BTC", as_of="2025-02-01", since="2025-01")).exit == 0
 
 
 def with_credentials(url):
@@ -124,7 +124,7 @@ def test_credentials_are_sent_and_never_shown_or_stored(tmp_path, caplog):
 
     home = tmp_path / "home"
     with simulator.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
-        report = ingest(scope(home, with_credentials(url), "BTC"), limits=FAST)
+        report = update_store(scope(home, with_credentials(url), "BTC"), limits=FAST)
         assert report.source == url
     assert report.series[0].rows == 62 * 24
     assert set(asked) == {"Basic bWU6czNjcmV0LXBhNTU="}
@@ -133,7 +133,7 @@ def test_credentials_are_sent_and_never_shown_or_stored(tmp_path, caplog):
     assert len(stored) > 5
     assert not any(SECRET.encode() in path.read_bytes() for path in stored)
     with pytest.raises(CpbError) as caught:  # the server is gone
-        ingest(scope(home, with_credentials(url), "BTC"), limits=FAST)
+        update_store(scope(home, with_credentials(url), "BTC"), limits=FAST)
     assert SECRET not in str(caught.value)
     assert SECRET not in str(caught.value.__cause__)
 
@@ -153,7 +153,7 @@ def test_a_redirect_to_another_host_gets_neither_credentials_nor_a_request(tmp_p
             return None
 
         with simulator.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
-            report = ingest(scope(tmp_path / "home", with_credentials(url), "BTC"), limits=FAST)
+            report = update_store(scope(tmp_path / "home", with_credentials(url), "BTC"), limits=FAST)
     assert seen == []
     assert any("redirected to" in note and "name it as the source" in note for note in report.notes)
     assert report.series[0].files["missing"] == 1
@@ -264,12 +264,12 @@ def test_a_link_that_leaves_the_mirror_is_not_followed(tmp_path):
     kept = path.with_name("kept.bin")
     path.rename(kept)
     path.symlink_to(secret)
-    report = ingest(scope(tmp_path / "home", root, "BTC"))
+    report = update_store(scope(tmp_path / "home", root, "BTC"))
     assert any("leads out of the mirror folder" in note for note in report.notes)
     assert report.series[0].files == {"ok": 2, "repaired": 0, "quarantined": 0, "unverified": 0, "missing": 1}
     assert not (tmp_path / "home/quarantine").exists()
     path.unlink()
     path.symlink_to(kept)  # inside the mirror: followed
-    assert ingest(scope(tmp_path / "home", root, "BTC")).series[0].rows == 91 * 24
+    assert update_store(scope(tmp_path / "home", root, "BTC")).series[0].rows == 91 * 24
     (tmp_path / "link").symlink_to(root)  # the mirror itself may be a link
-    assert ingest(scope(tmp_path / "other", tmp_path / "link", "BTC")).series[0].rows == 91 * 24
+    assert update_store(scope(tmp_path / "other", tmp_path / "link", "BTC")).series[0].rows == 91 * 24

@@ -14,7 +14,7 @@ from market_tools import build, key, scope
 from verifying import verify_market
 
 from tasks.market import manifest as manifests
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.manifest import Anomaly, Manifest
 from tasks.market.sources import FolderSource
@@ -32,7 +32,7 @@ CELLS = {
 def ingested(tmp_path_factory):
     """A mirror and a home that was ingested from it, with a row in every table."""
     folder = tmp_path_factory.mktemp("ingested")
-    ingest(scope(folder / "home", build(folder / "mirror")))
+    update_store(scope(folder / "home", build(folder / "mirror")))
     with Manifest(folder / "home/manifest.db") as manifest:
         manifest.save(BTC, anomalies=[Anomaly(1_706_000_000_000_000, "off-grid", "a detail")])
         manifest.save_searched(BTC, [(1, 2, 3)])
@@ -61,7 +61,7 @@ def fetched(monkeypatch):
 
 
 def again(home, **more):
-    return ingest(scope(home, home.parent / "mirror", **more))
+    return update_store(scope(home, home.parent / "mirror", **more))
 
 
 def flip_cell(home, table, column, row=0):
@@ -118,7 +118,7 @@ def test_a_flipped_cell_is_told_and_only_its_month_is_fetched_again(home, fetche
 
 def test_offline_the_series_of_intact_rows_go_on(home, caplog):
     flip_cell(home, "parts", "runs", row=1)
-    report = ingest(scope(home, home.parent / "mirror").model_copy(update={"offline": True}))
+    report = update_store(scope(home, home.parent / "mirror").model_copy(update={"offline": True}))
     assert {entry.series.symbol: entry.status for entry in report.series} == {
         "BTCUSDT": "partial",
         "ETHUSDT": "complete",

@@ -18,7 +18,7 @@ from schemas.identity import INTERVAL_SECONDS, MONTH
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from tasks.market import simulator
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import grid_of, months, period_bounds, source_file, to_us, whole_candles
 
@@ -43,7 +43,7 @@ def market(tmp_path):
 
         with simulator.serve(FolderMirror(tmp_path / "mirror"), count) as url:
             made = scope(tmp_path / "home", url, "BTC", MONTH, as_of, **options)
-            return ingest(made, limits=FAST, tail=tail), asked
+            return update_store(made, limits=FAST, tail=tail), asked
 
     return served
 
@@ -134,7 +134,7 @@ def test_what_is_no_month_is_refused(market, tmp_path, fault):
 
 def test_the_simulator_has_months_made_of_its_hours(tmp_path):
     made = scope(tmp_path, "sim", "BTC", "1h,1mo", "2025-03-10", since="2024-12")
-    report = ingest(made)
+    report = update_store(made)
     assert (report.exit, [s.rows for s in report.series]) == (0, [98 * 24 + 24, 3])
     assert report.series[1].last == "2025-02-01T00:00:00Z"
     hours = read_klines(tmp_path, key("BTCUSDT", "1h", "sim")).filter(pl.col("open_time").dt.month() != 3)

@@ -10,7 +10,7 @@ from market_tools import build, scope
 
 from schemas.errors import CpbError, UsageError
 from schemas.scope import ScopeSpec, parse_instant
-from tasks.market.ingest import ingest, with_listed_pairs
+from tasks.market.ingest import update_store, with_listed_pairs
 from tasks.steps import ingest as step
 
 AWAY = "http://mirror.example.org"
@@ -19,7 +19,7 @@ AWAY = "http://mirror.example.org"
 @pytest.fixture
 def filled(tmp_path):
     """A home with the candles of a mirror folder."""
-    ingest(scope(tmp_path / "home", build(tmp_path / "mirror", ["BTCUSDT"]), "BTC"))
+    update_store(scope(tmp_path / "home", build(tmp_path / "mirror", ["BTCUSDT"]), "BTC"))
     return tmp_path / "home"
 
 
@@ -35,35 +35,35 @@ def test_offline_a_damaged_manifest_is_named_and_left_as_it_is(filled):
     manifest = filled / "manifest.db"
     manifest.write_bytes(b"no database" * 500)
     with pytest.raises(CpbError, match="manifest"):
-        ingest(scope(filled, filled.parent / "mirror", "BTC").model_copy(update={"offline": True}))
+        update_store(scope(filled, filled.parent / "mirror", "BTC").model_copy(update={"offline": True}))
     assert manifest.read_bytes() == b"no database" * 500
 
 
 def test_offline_a_series_with_a_deleted_month_fails_and_the_others_go_on(tmp_path):
     online = scope(tmp_path / "home", build(tmp_path / "mirror", ["BTCUSDT", "ETHUSDT"]), "BTC,ETH")
-    ingest(online)
+    update_store(online)
     months = sorted(tmp_path.glob("home/klines/interval=1h/symbol=ETHUSDT/*.parquet"))
     months[len(months) // 2].unlink()
-    report = ingest(online.model_copy(update={"offline": True}))
+    report = update_store(online.model_copy(update={"offline": True}))
     status = {series.series.symbol: (series.status, series.reason) for series in report.series}
     assert status["BTCUSDT"] == ("complete", "")
     assert status["ETHUSDT"][0] == "failed"
     assert f"{months[len(months) // 2].name} is damaged (it is missing)" in status["ETHUSDT"][1]
     alone = scope(tmp_path / "home", tmp_path / "mirror", "ETH").model_copy(update={"offline": True})
-    assert [series.status for series in ingest(alone).series] == ["failed"]
-    assert ingest(online).exit == 0
+    assert [series.status for series in update_store(alone).series] == ["failed"]
+    assert update_store(online).exit == 0
     assert months[len(months) // 2].exists()
 
 
 def test_a_folder_says_that_it_has_no_tail(filled):
-    report = ingest(scope(filled, filled.parent / "mirror", "BTC"), tail=True)
+    report = update_store(scope(filled, filled.parent / "mirror", "BTC"), tail=True)
     assert report.notes == [f"no tail: {filled.parent / 'mirror'} has no REST API"]
 
 
 def test_offline_gives_the_stored_series_and_asks_nobody(filled, no_network):
     online = scope(filled, filled.parent / "mirror", "BTC")
-    before = ingest(online)
-    report = ingest(online.model_copy(update={"offline": True, "source": AWAY}))
+    before = update_store(online)
+    report = update_store(online.model_copy(update={"offline": True, "source": AWAY}))
     assert (report.requests, report.exit) == (0, before.exit)
     assert [(s.rows, s.digest, s.status) for s in report.series] == [
         (s.rows, s.digest, s.status) for s in before.series
@@ -72,15 +72,15 @@ def test_offline_gives_the_stored_series_and_asks_nobody(filled, no_network):
 
 
 def test_offline_and_as_of_give_the_age_at_that_time(filled, no_network):
-    newest = ingest(scope(filled, AWAY, "BTC").model_copy(update={"offline": True})).notes[0]
+    newest = update_store(scope(filled, AWAY, "BTC").model_copy(update={"offline": True})).notes[0]
     closed = parse_instant(re.search(r"closed (\S+) ", newest)[1].removesuffix("Z")[:16], "as_of")
     then = {"offline": True, "as_of": closed + timedelta(hours=3)}
-    said = ingest(scope(filled, AWAY, "BTC").model_copy(update=then)).notes[0]
+    said = update_store(scope(filled, AWAY, "BTC").model_copy(update=then)).notes[0]
     assert said.endswith("(3 h before as_of)")
 
 
 def test_a_series_without_candles_fails_alone_offline(filled):
-    report = ingest(scope(filled, AWAY, "BTC,ETH").model_copy(update={"offline": True}))
+    report = update_store(scope(filled, AWAY, "BTC,ETH").model_copy(update={"offline": True}))
     assert [s.status == "failed" for s in report.series] == [False, True]
     assert "offline no source is read" in report.series[1].reason
 

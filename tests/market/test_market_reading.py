@@ -10,7 +10,7 @@ from test_market_tables import hours
 from schemas.errors import UsageError
 from schemas.run import RunSpec
 from schemas.scope import ForecastSpec, IngestSpec, ScopeSpec
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.verify import verify_all
 
@@ -53,13 +53,13 @@ def test_the_decimal_mark_is_asked_for_said_and_remembered(tmp_path, store):
         IngestSpec(source=str(path), decimal="dot")
     assert not store.exists()
     spec = IngestSpec(source=str(path), decimal="point")
-    assert ingest(spec.scope).exit == 0
+    assert update_store(spec.scope).exit == 0
     assert read_klines(store, key(market="own"))["close"].to_list() == table["close"].to_list()
     for kind in (ScopeSpec, IngestSpec, ForecastSpec, RunSpec):
         later = kind(source=str(path))
         assert (later.decimal, later.scope.reading.decimal) == ("point", "point")
         assert kind.model_validate(later.model_dump()) == later
-    assert ingest(IngestSpec(source=str(path)).scope).exit == 0
+    assert update_store(IngestSpec(source=str(path)).scope).exit == 0
     (tmp_path / "copy").mkdir()
     grouped(tmp_path / "copy/BTCUSDT-1h.csv")
     with pytest.raises(UsageError, match="can be read as"):
@@ -69,7 +69,7 @@ def test_the_decimal_mark_is_asked_for_said_and_remembered(tmp_path, store):
 def test_the_other_mark_replaces_the_first_and_what_is_remembered_is_said(tmp_path, store):
     path = tmp_path / "BTCUSDT-1h.csv"
     grouped(path)
-    ingest(IngestSpec(source=str(path), decimal="point").scope)
+    update_store(IngestSpec(source=str(path), decimal="point").scope)
     hours().with_columns(
         pl.col(n).map_elements(lambda value: f"{value:.8f}".replace(".", ","), pl.String)
         for n in (*PRICES, "volume")
@@ -87,7 +87,7 @@ def test_columns_are_said_and_remembered(tmp_path, store):
     columns = renamed(path)
     with pytest.raises(UsageError, match=r"the column open is missing .*--columns open=NAME"):
         IngestSpec(source=str(path))
-    ingest(IngestSpec(source=str(path), columns=columns).scope)
+    update_store(IngestSpec(source=str(path), columns=columns).scope)
     assert read_klines(store, key(market="own"))["volume"].to_list() == hours()["volume"].to_list()
     assert json.loads((store / "own/sources.json").read_text()) == {
         str(path): {"columns": columns, "decimal": None}
@@ -188,16 +188,16 @@ def test_two_coins_in_one_file_are_split_and_rows_are_those_of_the_file(tmp_path
         ]
     pl.DataFrame(both).write_csv(path)
     assert IngestSpec(source=str(path), coins="BTC").coins == "BTCUSDT"
-    assert ingest(IngestSpec(source=str(path), coins="BTC").scope).exit == 0
+    assert update_store(IngestSpec(source=str(path), coins="BTC").scope).exit == 0
     with pytest.raises(UsageError, match=r"ETHUSDT: row 61 \(line 63\) is not a valid candle"):
-        ingest(IngestSpec(source=str(path)).scope)
+        update_store(IngestSpec(source=str(path)).scope)
 
 
 def test_one_coin_in_two_ways_of_writing_is_one_series(tmp_path):
     half = pl.int_range(pl.len()) < 50
     table = hours().with_columns(symbol=pl.when(half).then(pl.lit("BTC/USDT")).otherwise(pl.lit("btcusdt")))
     table.write_csv(tmp_path / "all.csv")
-    report = ingest(IngestSpec(source=str(tmp_path / "all.csv")).scope)
+    report = update_store(IngestSpec(source=str(tmp_path / "all.csv")).scope)
     assert [(entry.series.name, entry.rows) for entry in report.series] == [("own-BTCUSDT-1h", 100)]
 
 
@@ -206,7 +206,7 @@ def test_a_single_candle_takes_its_timeframe_from_the_command(tmp_path):
     with pytest.raises(UsageError, match="one candle has no known length"):
         IngestSpec(source=str(tmp_path / "BTCUSDT.csv"))
     spec = IngestSpec(source=str(tmp_path / "BTCUSDT.csv"), timeframes="1h")
-    assert (spec.timeframes, ingest(spec.scope).exit) == ("1h", 0)
+    assert (spec.timeframes, update_store(spec.scope).exit) == ("1h", 0)
 
 
 def test_the_kinds_that_are_read_are_in_the_sentence(tmp_path):
@@ -219,10 +219,10 @@ def test_the_kinds_that_are_read_are_in_the_sentence(tmp_path):
     (tmp_path / "both").mkdir()
     (tmp_path / "both.csv").rename(tmp_path / "both/ETHUSDT-1h.csv")
     hours().write_csv(tmp_path / "both/BTCUSDT-1h.tsv", separator="\t")
-    report = ingest(IngestSpec(source=str(tmp_path / "both")).scope)
+    report = update_store(IngestSpec(source=str(tmp_path / "both")).scope)
     assert any("BTCUSDT-1h.tsv not read: tables are .csv" in note for note in report.notes)
     with pytest.raises(UsageError, match=r"'BTCUSDT-1h\.tsv'"):
-        ingest(IngestSpec(source=str(tmp_path), coins="BTC", timeframes="1h").scope)
+        update_store(IngestSpec(source=str(tmp_path), coins="BTC", timeframes="1h").scope)
     with pytest.raises(UsageError) as refused:
         IngestSpec(source="user:secret@host/x")
     assert "secret" not in str(refused.value)

@@ -10,7 +10,7 @@ from market_tools import key, put, scope
 from cpbmodels.data.columns import feature_frame
 from schemas.identity import SeriesId
 from tasks.market.client import BadFile
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.market.sources import open_zip
@@ -26,7 +26,7 @@ def defect(name):
 @pytest.fixture(scope="module")
 def bitcoin(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
-    return home, ingest(scope(home, MARKET, coins="BTC,LUNA", as_of="2025-06-06"))
+    return home, update_store(scope(home, MARKET, coins="BTC,LUNA", as_of="2025-06-06"))
 
 
 def test_every_defect_of_bitcoin_since_2017(bitcoin):
@@ -74,7 +74,7 @@ def test_the_stored_rows_are_the_published_ones(bitcoin):
 
 def test_a_test_networks_file_is_refused_by_its_header(tmp_path):
     put(tmp_path / "mirror", source_file(key(), "2025-07"), defect("testnet"))
-    report = ingest(scope(tmp_path / "home", tmp_path / "mirror", coins="BTC", as_of="2025-08-01"))
+    report = update_store(scope(tmp_path / "home", tmp_path / "mirror", coins="BTC", as_of="2025-08-01"))
     assert any("header 'timestamp,open,high,low,close,volume,close_time" in n for n in report.series[0].notes)
     assert report.exit == 3
 
@@ -83,7 +83,7 @@ def test_off_grid_candles_are_kept_apart(tmp_path):
     file = source_file(SeriesId("spot", "BTCUSDT", "1h"), "2018-02")
     put(tmp_path / "mirror", file, defect("offgrid"))
     home = tmp_path / "home"
-    report = ingest(scope(home, tmp_path / "mirror", coins="BTC", as_of="2018-03-01"))
+    report = update_store(scope(home, tmp_path / "mirror", coins="BTC", as_of="2018-03-01"))
     assert report.series[0].off_grid == 43
     assert read_klines(home, key("BTCUSDT", "1h")).height == 597
     assert list(home.glob("offgrid/interval=1h/symbol=BTCUSDT/2018-02.parquet"))
@@ -106,7 +106,7 @@ def test_a_futures_file_is_at_home_in_its_own_market(tmp_path):
     made = scope(
         tmp_path / "home", tmp_path / "mirror", coins="BTC", timeframes="5m", market="um", as_of="2025-02-01"
     )
-    series = ingest(made).series[0]
+    series = update_store(made).series[0]
     assert series.rows == 599
     assert any("header line dropped" in note for note in series.notes)
     assert [h["cause"] for h in series.holes] == ["absent at source"]

@@ -9,7 +9,7 @@ from market_tools import FAST, build, csv_of, key, lines, put, scope
 
 from tasks.market import simulator
 from tasks.market.client import HttpSource
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.layout import source_file
 
 MONTH = source_file(key(), "2024-02")
@@ -36,7 +36,7 @@ def asked(tmp_path):
             return answer(query) if name.startswith("api") else None
 
         with simulator.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
-            report = ingest(
+            report = update_store(
                 scope(tmp_path / "home", url, "BTC", **options), limits=FAST, tail="as_of" in options
             )
         return report, count

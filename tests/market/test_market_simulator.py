@@ -9,7 +9,7 @@ from market_tools import key, scope
 from polars.testing import assert_frame_equal
 
 from schemas.identity import COINS, symbol_of
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import period_bounds
 from tasks.market.simulator import STEP, candles, quarter_hours
@@ -24,7 +24,7 @@ def market(tmp_path_factory):
     made = scope(
         home, "sim", coins="BTC,NOPE", timeframes="15m,1h", as_of="2025-06-03T12:00", since="2025-04"
     )
-    return home, ingest(made)
+    return home, update_store(made)
 
 
 def test_listed_coins_come_and_others_are_not_listed(market):

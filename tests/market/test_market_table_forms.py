@@ -12,7 +12,7 @@ from cpbmodels import ModelError, Series
 from schemas.errors import UsageError
 from schemas.scope import IngestSpec
 from schemas.tables import Reading, tables_of
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 
 NAMES = ("open", "high", "low", "close", "volume")
@@ -100,7 +100,7 @@ def test_each_form_gives_the_plain_tables_candles_both_ways(tmp_path, form):
     path = written(tmp_path, *FORMS[form])
     plain = hours().select("open_time", *NAMES).with_columns(pl.col(*NAMES).round(8))
     spec = IngestSpec(source=str(path), coins="BTC", timeframes="1h")
-    report = ingest(spec.scope.model_copy(update={"home": tmp_path / "home"}))
+    report = update_store(spec.scope.model_copy(update={"home": tmp_path / "home"}))
     assert read_klines(tmp_path / "home", OWN("BTCUSDT")).select(plain.columns).equals(plain)
     assert report.exit == 0
     assert any("before its header" in note for note in report.notes) == (
@@ -155,7 +155,7 @@ def test_what_cannot_be_read_is_one_sentence_both_ways(tmp_path, rows, words):
     with pytest.raises(ModelError, match=words) as from_python:
         Series.from_frame(path)
     with pytest.raises(UsageError, match=words) as command:
-        ingest(
+        update_store(
             IngestSpec(source=str(path), timeframes="1h").scope.model_copy(update={"home": tmp_path / "home"})
         )
     for sentence in (str(from_python.value), str(command.value)):
@@ -189,7 +189,7 @@ def test_a_timeframe_that_contradicts_the_times_is_refused(tmp_path, name):
     path = written(tmp_path, name, [f"time,{HEAD}", *lines(unit="s")])
     spec = IngestSpec(source=str(path), timeframes="15m")
     with pytest.raises(UsageError, match=r"1:00:00 and more apart, so they are not those of 15m"):
-        ingest(spec.scope.model_copy(update={"home": tmp_path / "home"}))
+        update_store(spec.scope.model_copy(update={"home": tmp_path / "home"}))
     with pytest.raises(ModelError, match="not those of 15m"):
         Series.from_frame(path, timeframe="15m")
 
@@ -204,7 +204,9 @@ def test_files_that_are_damaged_or_hold_nothing(tmp_path):
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UsageError, match=words):
-            ingest(IngestSpec(source=str(tmp_path / name)).scope.model_copy(update={"home": tmp_path / "h"}))
+            update_store(
+                IngestSpec(source=str(tmp_path / name)).scope.model_copy(update={"home": tmp_path / "h"})
+            )
     with pytest.raises(UsageError, match="too long"):
         IngestSpec(source=str(tmp_path / f"{'x' * 300}-1h.csv"))
 

@@ -13,7 +13,7 @@ from schemas.errors import UsageError
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from schemas.tables import is_table, tables_of
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import period_bounds
 from tasks.market.simulator import candles
@@ -45,7 +45,7 @@ def stored(home, path, symbol="BTCUSDT", interval="1h", **options):
     made = IngestSpec(timeframes=interval, source=str(path), **options).scope.model_copy(
         update={"home": home}
     )
-    return ingest(made), read_klines(home, OWN(symbol, interval)).select(PLAIN)
+    return update_store(made), read_klines(home, OWN(symbol, interval)).select(PLAIN)
 
 
 @pytest.mark.parametrize("factor", [1 / 1000, 10, 2])
@@ -134,9 +134,9 @@ def test_candles_that_stand_still_are_counted_and_told_above_a_percent(tmp_path,
     report, _ = stored(tmp_path / "home", tmp_path)
     assert report.to_dict()["series"][0]["still"] == round(200 * share)
     assert [f"{share:.1%} of the candles" in warning for warning in report.warnings] == [True] * told
-    offline = ingest(scope_of(tmp_path, offline=True))  # as the manifest has it
+    offline = update_store(scope_of(tmp_path, offline=True))  # as the manifest has it
     assert (offline.series[0].still, offline.warnings) == (report.series[0].still, report.warnings)
-    cut = ingest(scope_of(tmp_path, offline=True, as_of="2024-01-31T12:00"))  # within a month
+    cut = update_store(scope_of(tmp_path, offline=True, as_of="2024-01-31T12:00"))  # within a month
     begun = filled(share)[:36]
     assert (
         cut.series[0].still == stands_still(begun.select(PRICES).to_numpy(), begun["volume"].to_numpy()).sum()
@@ -345,7 +345,7 @@ def test_what_is_asked_for_must_be_there(tmp_path):
         with pytest.raises(UsageError, match=words):
             ScopeSpec(**({"source": source} | wrong))
     with pytest.raises(UsageError, match="give the table it came from"):
-        ingest(ScopeSpec(market="own", coins="BTCUSDT", timeframes="1h").scope)
+        update_store(ScopeSpec(market="own", coins="BTCUSDT", timeframes="1h").scope)
 
 
 def test_a_mirror_is_no_table(tmp_path):

@@ -16,7 +16,7 @@ from market_tools import frame, key, put
 from schemas.errors import CpbError
 from schemas.frames import KLINES
 from schemas.scope import ScopeSpec
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.layout import (
     Remote,
     SeriesId,
@@ -109,14 +109,14 @@ def test_a_manifest_that_cannot_be_used_is_refused_in_one_sentence_and_left_alon
     before = path.read_bytes()
     scope = ScopeSpec(coins="BTC", timeframes="1h", source=str(tmp_path)).scope
     with pytest.raises(CpbError) as caught:
-        ingest(scope.model_copy(update={"home": tmp_path}))
+        update_store(scope.model_copy(update={"home": tmp_path}))
     assert type(caught.value) is CpbError
     assert f"{path} was written by another version of cpb (tables 2, this one has 3)" in str(caught.value)
     assert path.read_bytes() == before
     (remedy,) = re.findall("`(rm -f [^`]+)`", str(caught.value))
     subprocess.run(shlex.split(remedy), check=True)
     put(tmp_path, source_file(key(), "2024-01"))
-    assert ingest(scope.model_copy(update={"home": tmp_path})).series[0].rows == 31 * 24
+    assert update_store(scope.model_copy(update={"home": tmp_path})).series[0].rows == 31 * 24
 
 
 _FAULTY = {

@@ -10,7 +10,7 @@ from market_tools import build, key, put, scope
 from verifying import verify_market as verify
 
 from schemas.errors import MemberError
-from tasks.market.ingest import ingest
+from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.steps import features
@@ -25,7 +25,7 @@ FETCH = "cpb ingest --coins BTCUSDT --timeframes 1h --since 2024-02 --as-of 2024
 def ingested(tmp_path_factory):
     """A mirror and a home that was ingested from it."""
     folder = tmp_path_factory.mktemp("ingested")
-    ingest(scope(folder / "home", build(folder / "mirror")))
+    update_store(scope(folder / "home", build(folder / "mirror")))
     return folder
 
 
@@ -88,7 +88,7 @@ def test_a_damaged_month_is_fetched_again(home, tmp_path, damage):
         path.write_bytes(path.read_bytes()[:500] if damage == "cut" else b"")
     (damage,) = verify(home)
     assert (damage.path, damage.command) == ("klines/interval=1h/symbol=BTCUSDT/2024-02.parquet", FETCH)
-    report = ingest(scope(home, tmp_path / "mirror", since="2024-02", as_of="2024-03-01"))
+    report = update_store(scope(home, tmp_path / "mirror", since="2024-02", as_of="2024-03-01"))
     assert report.exit == 0
     assert read_klines(home, BTC).equals(before)
     assert not list(verify(home))
@@ -97,7 +97,7 @@ def test_a_damaged_month_is_fetched_again(home, tmp_path, damage):
 def test_ingest_fetches_a_month_anew_that_its_report_cannot_read(home, tmp_path):
     """The report reads the month that `as_of` cuts; the other series is reported all the same."""
     part(home).write_bytes(b"x" * part(home).stat().st_size)
-    report = ingest(scope(home, tmp_path / "mirror", as_of="2024-02-10"))
+    report = update_store(scope(home, tmp_path / "mirror", as_of="2024-02-10"))
     assert [s.status for s in report.series] == ["complete", "complete"]
     assert any("fetched anew" in note for note in report.notes)
 
@@ -168,7 +168,7 @@ def test_a_manifest_that_sqlite_cannot_open_is_a_sentence_and_the_other_kinds_ar
 def test_a_damaged_manifest_is_begun_anew_by_the_next_ingest_which_fetches_all_again(home, tmp_path):
     before = read_klines(home, BTC)
     (home / "manifest.db").write_bytes(b"no database" * 1000)
-    report = ingest(scope(home, tmp_path / "mirror"))
+    report = update_store(scope(home, tmp_path / "mirror"))
     assert report.exit == 0
     assert read_klines(home, BTC).equals(before)
     assert not list(verify(home))
@@ -181,17 +181,17 @@ def test_a_damaged_month_that_a_step_met_is_fetched_by_the_next_ingest(home, tmp
     assert (failure.step, failure.code, failure.series) == ("features", "damaged", BTC)
     with pytest.raises(MemberError):  # until then no step goes on with a hole
         read_klines(home, BTC)
-    assert ingest(scope(home, tmp_path / "mirror")).exit == 0
+    assert update_store(scope(home, tmp_path / "mirror")).exit == 0
     assert read_klines(home, BTC).equals(before)
 
 
 def test_an_off_grid_month_is_made_again(tmp_path):
     put(tmp_path / "mirror", source_file(BTC, "2018-02"))
-    ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC", as_of="2018-03-01"))
+    update_store(scope(tmp_path / "home", tmp_path / "mirror", "BTC", as_of="2018-03-01"))
     extra = tmp_path / "home/offgrid/interval=1h/symbol=BTCUSDT/2018-02.parquet"
     extra.parent.mkdir(parents=True)
     extra.write_bytes(b"half")
     (damage,) = verify(tmp_path / "home")
     assert damage.path.startswith("offgrid/")
-    ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC", as_of="2018-03-01"))
+    update_store(scope(tmp_path / "home", tmp_path / "mirror", "BTC", as_of="2018-03-01"))
     assert not list(verify(tmp_path / "home"))

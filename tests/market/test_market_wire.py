@@ -17,7 +17,7 @@ from schemas.errors import CpbError
 from schemas.scope import IngestSpec
 from tasks.market import simulator
 from tasks.market.client import HttpSource
-from tasks.market.ingest import ingest, with_listed_pairs
+from tasks.market.ingest import update_store, with_listed_pairs
 from tasks.market.klines import read_klines
 from tasks.market.layout import Remote, listed_file, period_bounds, source_file
 from tasks.market.sources import Catalogue
@@ -34,7 +34,7 @@ def market(tmp_path):
     def served(hook=None, lists=True, **options):
         with simulator.serve(FolderMirror(root), hook, lists=lists) as url:
             scoped = scope(tmp_path / "home", url, "BTC", since="2024-01", **options)
-            return ingest(scoped, limits=FAST)
+            return update_store(scoped, limits=FAST)
 
     return SimpleNamespace(root=root, home=tmp_path / "home", served=served, folder=FolderMirror(root))
 

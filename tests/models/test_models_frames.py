@@ -244,14 +244,14 @@ def test_a_classifier_forecasts_no_price():
 def test_real_klines_with_holes_and_relistings_give_the_pipelines_columns(symbol, tmp_path):
     from schemas.identity import SeriesId
     from schemas.scope import ScopeSpec
-    from tasks.market.ingest import ingest
+    from tasks.market.ingest import update_store
     from tasks.market.klines import read_klines
     from tasks.signals.feature_files import read_features, write_features
 
     scope = ScopeSpec(
         coins=symbol, timeframes="1h", source=str(MIRROR), as_of="2025-06-06", since="2022-04"
     ).scope.model_copy(update={"home": tmp_path})
-    ingest(scope)
+    update_store(scope)
     name = SeriesId("spot", symbol, "1h")
     wanted = read_features(tmp_path, write_features(tmp_path, name))
     klines = read_klines(tmp_path, name)

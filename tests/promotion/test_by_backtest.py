@@ -8,7 +8,7 @@ from flows.backtest import run_backtest
 from flows.runner import Runner
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, FleetSpec
-from schemas.scope import home
+from schemas.scope import home_folder
 from tasks.judging import gate
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import submissions, switches
@@ -57,7 +57,7 @@ def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, sh
         by_backtest, "failed", lambda *_: "it is not significantly better after the correction"
     )
     answer, said = backtest()
-    (submission,) = submissions(home(), "sim", "1h")
+    (submission,) = submissions(home_folder(), "sim", "1h")
     assert (submission.count, submission.folds, len(submission.recipes)) == (1, 2, 1)
     assert submission.recipes[0].startswith("har/smoke/")
     assert answer["gate"]["passed"] is None
@@ -67,30 +67,30 @@ def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, sh
     assert any(
         "does not replace linear/smoke/" in line and "of 1 submitted for this span" in line for line in said
     )
-    assert switches(home(), "sim", "1h") == []
+    assert switches(home_folder(), "sim", "1h") == []
     backtest()  # the same again is the same submission
-    assert submissions(home(), "sim", "1h") == [submission]
+    assert submissions(home_folder(), "sim", "1h") == [submission]
     answer, _ = backtest(architectures="linear,lstm", trials=3)
     assert answer["gate"]["recipes"][0]["submitted"] == 4  # with the one that lost
-    assert list(verify(home(), "sim")) == []
+    assert list(verify(home_folder(), "sim")) == []
 
 
 def test_recipes_are_named_before_anything_is_trained(trainer, short, monkeypatch):
     def killed(*_given):
-        assert len(submissions(home(), "sim", "1h")) == 1
+        assert len(submissions(home_folder(), "sim", "1h")) == 1
         raise KeyboardInterrupt
 
     monkeypatch.setattr("flows.backtest.train_fleets", killed)
     with pytest.raises(KeyboardInterrupt):
         backtest()
-    path = next((home() / "sim/ledger/gate").rglob("001~1.json"))
+    path = next((home_folder() / "sim/ledger/gate").rglob("001~1.json"))
     path.write_text("{")
-    other = submissions(home(), "sim", "1h")
+    other = submissions(home_folder(), "sim", "1h")
     assert other == []  # left out, and counted all the same
     with pytest.raises(KeyboardInterrupt):
         backtest(trials=2)
-    (submission,) = submissions(home(), "sim", "1h")
-    assert (submission.count, by_backtest.counted_before(home(), submission)) == (2, 1)
+    (submission,) = submissions(home_folder(), "sim", "1h")
+    assert (submission.count, by_backtest.counted_before(home_folder(), submission)) == (2, 1)
 
 
 def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, short, monkeypatch):
@@ -99,16 +99,16 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     assert answer["gate"]["passed"].startswith("har/smoke/")
     assert any(line.startswith("passed the gate: backtest of har/smoke/") for line in said)
     assert aliases() == {"champion": "1"}
-    (switch,) = switches(home(), "sim", "1h")
+    (switch,) = switches(home_folder(), "sim", "1h")
     assert switch.behind == ("BTCUSDT", "ETHUSDT")
     assert switch.fleet == FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 1})
     night(SECOND, serving=True)  # it trains what serves, and what is about to
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
     assert "of 1 submitted for this span" in newest().reason
-    assert newest().backtest.named == submissions(home(), "sim", "1h")[0].digest
+    assert newest().backtest.named == submissions(home_folder(), "sim", "1h")[0].digest
     assert [submission.architecture for submission in champions(open_store(), market="sim")] == ["har", "har"]
     assert champions(open_store(), [BTC])[0].selected_on
-    assert switches(home(), "sim", "1h")[0].behind == ()
+    assert switches(home_folder(), "sim", "1h")[0].behind == ()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_cannot_be_submitted_is_refused_before_any_work(trainer, monkeypatc
         backtest(architectures="har")
     with pytest.raises(UsageError, match="needs test spans of 547 days at 1h"):
         backtest()
-    assert submissions(home(), "sim", "1h") == []
+    assert submissions(home_folder(), "sim", "1h") == []
 
 
 def test_a_backtest_of_too_few_coins_is_refused_before_it_counts(trainer, short):
@@ -144,7 +144,7 @@ def test_a_backtest_of_too_few_coins_is_refused_before_it_counts(trainer, short)
     ) as error:
         backtest(coins="BTC")
     assert error.value.field == "coins"
-    assert submissions(home(), "sim", "1h") == []
+    assert submissions(home_folder(), "sim", "1h") == []
 
 
 def test_the_champions_recipe_is_trained_beside_where_the_options_train_another(trainer, short):

@@ -7,7 +7,7 @@ import pytest
 from promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
 
 from schemas.identity import SeriesId
-from schemas.scope import home
+from schemas.scope import home_folder
 from tasks.hub.card import model_card
 from tasks.promotion import moves
 from tasks.storage.files import local_path
@@ -194,7 +194,7 @@ def test_page_and_card_say_why(cpb):
     store.client.set_model_version_tag(BTC.registered, "1", "cpb.selected_on", "2024-12-20/2024-12-31")
     last._results.clear()
     assert runs.leaderboard("sim").champions[0].selected_on == "2024-12-20/2024-12-31"
-    shown = {row.symbol: row.selected_on for row in read.overview(home(), "sim").rows}
+    shown = {row.symbol: row.selected_on for row in read.overview(home_folder(), "sim").rows}
     assert shown == {"BTCUSDT": "2024-12-20/2024-12-31", "ETHUSDT": None}
     assert ", selected on this span |" in model_card(
         champions(open_store(), market="sim"), "alice/cpb-models", WHEEL

@@ -6,7 +6,7 @@ import pytest
 from promotion_tools import BTC, EARLIER, ETH, SECOND, aliases, decided, newest, night, widened
 
 from schemas.handover import BacktestEvidence
-from schemas.scope import home
+from schemas.scope import home_folder
 from tasks.promotion.by_backtest import Switch, save, switches
 from tasks.promotion.losses import registered_model
 from tasks.storage.model_folder import read_config, recipe_of
@@ -197,7 +197,7 @@ def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_deci
         recent_p=1.0,
     )
     save(
-        home(),
+        home_folder(),
         Switch(
             market="sim",
             timeframe="1h",
@@ -212,12 +212,12 @@ def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_deci
     assert "from 2024-11-01 to 2024-12-30, 60 days, of 3 submitted" in newest().reason
     (btc, _) = champions(open_store(), market="sim")
     assert (btc.architecture, btc.selected_on) == ("har", "2024-11-01/2024-12-30")
-    assert [switch.behind for switch in switches(home(), "sim", "1h")] == [()]
+    assert [switch.behind for switch in switches(home_folder(), "sim", "1h")] == [()]
 
 
 def recipes_of_last_run():
     """The recipes of the newest fleets in the home."""
-    folders = (home() / "sim/fleets").glob("*/members/*/model")
+    folders = (home_folder() / "sim/fleets").glob("*/members/*/model")
     return {recipe_of(read_config(folder)) for folder in folders}
 
 

@@ -15,7 +15,7 @@ from schemas.errors import CpbError, MemberError
 from schemas.handover import BacktestEvidence
 from schemas.identity import SeriesId
 from schemas.run import FleetSpec, RunSpec
-from schemas.scope import home
+from schemas.scope import home_folder
 from tasks import steps
 from tasks.judging import gate
 from tasks.promotion.by_backtest import Switch, save
@@ -186,15 +186,15 @@ def test_a_recipe_that_passed_the_gate_is_trained_until_every_coin_has_followed(
     har = FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 2})
     recipe = champions(open_store())[0].tags["cpb.recipe"]
     switch = switched(recipe, har)
-    save(home(), switch)
+    save(home_folder(), switch)
     linear = ("smoke", "linear", {"epochs": 1})
     assert wanted(preset="smoke") == ({"1h": [linear, ("smoke", "har", {"epochs": 2})]}, [])
     assert wanted((ETH,), preset="smoke") == ({"1h": [linear]}, [])  # BTC is behind, and not in this run
     # The winner has since lost to another: that is what the coin behind will follow.
     gru = FleetSpec(architecture="gru", preset="smoke")
-    save(home(), switched(str(planned_recipe(har)), gru, behind=(), days=1))
+    save(home_folder(), switched(str(planned_recipe(har)), gru, behind=(), days=1))
     assert wanted(preset="smoke") == ({"1h": [linear, ("smoke", "gru", {})]}, [])
-    save(home(), switch.model_copy(update={"behind": ()}))
+    save(home_folder(), switch.model_copy(update={"behind": ()}))
     assert wanted(preset="smoke") == ({"1h": [linear]}, [])
 
 
@@ -239,7 +239,7 @@ def test_a_recipe_that_passed_the_gate_and_cannot_be_trained_is_told(trainer, fl
     switch = switched(recipe, FleetSpec(architecture="har", preset="smoke")).model_copy(
         update={"fleet": fleet}
     )
-    save(home(), switch)
+    save(home_folder(), switch)
     planned, ((series, reason),) = wanted(preset="smoke")
     assert (planned, series) == ({"1h": [("smoke", "linear", {"epochs": 1})]}, BTC)
     assert reason.startswith(

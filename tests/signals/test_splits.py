@@ -7,7 +7,7 @@ import pytest
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord
 from schemas.identity import INTERVAL_SECONDS, SeriesId
-from tasks.signals.splits import check_enough, folds, shortened, split_bounds
+from tasks.signals.splits import check_enough, fold_bounds, shortened, split_bounds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -52,7 +52,7 @@ def test_a_short_series_is_named_with_what_it_needs():
 
 def test_too_many_folds_are_refused():
     with pytest.raises(UsageError) as refused:
-        folds([record(rows=3000)], 9)
+        fold_bounds([record(rows=3000)], 9)
     assert refused.value.field == "folds"
 
 
@@ -67,8 +67,11 @@ def test_fifteen_minutes_are_tested_on_120_days_where_every_series_keeps_180_to_
     assert days(split_bounds([year]).validation) == 60
     assert year.candles_in(split_bounds([year]).train) >= 96 * 180
     assert days(split_bounds([year, short]).test) == 30
-    assert [days(fold.test) for fold in folds([year], 2)] == [30, 30]
-    assert [days(fold.test) for fold in folds([record(timeframe="15m", rows=96 * 500)], 2)] == [120, 120]
+    assert [days(fold.test) for fold in fold_bounds([year], 2)] == [30, 30]
+    assert [days(fold.test) for fold in fold_bounds([record(timeframe="15m", rows=96 * 500)], 2)] == [
+        120,
+        120,
+    ]
 
 
 def test_the_series_that_shorten_a_test_span_are_named():

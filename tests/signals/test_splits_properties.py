@@ -11,7 +11,7 @@ from cpbmodels import Series
 from schemas.errors import UsageError
 from schemas.handover import SeriesRecord
 from schemas.identity import INTERVAL_SECONDS, SeriesId
-from tasks.signals.splits import EMBARGO, folds
+from tasks.signals.splits import EMBARGO, fold_bounds
 
 START = datetime(2019, 1, 1, tzinfo=UTC)
 lengths = st.lists(st.integers(300, 40_000), min_size=1, max_size=4)
@@ -49,7 +49,7 @@ def test_folds_keep_their_distance_whatever_the_history(rows, late, count, tf):
     step = timedelta(seconds=INTERVAL_SECONDS[tf])
     coins = records(rows, late, tf)
     try:
-        rolled = folds(coins, count)
+        rolled = fold_bounds(coins, count)
     except UsageError:
         assert count > 1  # one fold is always made; a series too short for it is named later
         return

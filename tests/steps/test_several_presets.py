@@ -15,7 +15,7 @@ from flows.train_all import run_train_all
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.run import BacktestSpec, RunSpec
-from schemas.scope import home
+from schemas.scope import home_folder
 from tasks.steps import fleets_to_train, plan
 from tasks.tracking.boards import judged_models, leaderboard, newest_flow_runs, read_members
 from tasks.tracking.registry import champions
@@ -102,7 +102,7 @@ def test_three_changes_of_one_preset_are_three_models_of_a_series(here):
     assert len({row["crps_ratio"] for row in rows}) == 3
     models = judged_models(open_store(), BTC, read_members(open_store()))
     assert {model.preset for model in models} == {*fleets}
-    results = json.loads((home() / "sim/results.json").read_text())["models"]
+    results = json.loads((home_folder() / "sim/results.json").read_text())["models"]
     assert {(row["symbol"], row["preset"]) for row in results} == {
         (f"{coin}USDT", label) for coin in ("BTC", "ETH") for label in fleets
     }
@@ -110,9 +110,9 @@ def test_three_changes_of_one_preset_are_three_models_of_a_series(here):
     assert any("of 3 recipes" in line for line in said)
     assert len({champion.tags["cpb.recipe"] for champion in champions(open_store())}) == 1
     # on disk: the next run, and the same one, keep all
-    folders = shard_folders(home() / "sim")
+    folders = shard_folders(home_folder() / "sim")
     assert len(folders) == 3
-    assert remove_old_shards(home() / "sim/fleets") == []
+    assert remove_old_shards(home_folder() / "sim/fleets") == []
     again, said = run()
     assert again.as_json() == summary.as_json()
     assert sum(line.startswith("trained ") and "before by the same command" in line for line in said) == 3
