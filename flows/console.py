@@ -165,7 +165,7 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record; credentials in URLs are removed."""
-        from tasks.storage.files import without_credentials
+        from tasks.storage.urls import without_credentials
 
         _write(without_credentials(f"cpb: {self.format(record)}\n"))
 

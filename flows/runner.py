@@ -37,7 +37,7 @@ from schemas.scope import ScopeSpec, Spec
 from tasks.running.parallel import PrintLine, report_progress, reporting, run_each
 from tasks.running.step import Step
 from tasks.steps import features, ingest
-from tasks.storage.files import public_url, without_credentials
+from tasks.storage.urls import public_url, without_credentials
 from tasks.tracking.store import store_errors
 from tasks.tracking.tags import COMPLETE, PARTIAL, REASON
 

@@ -55,8 +55,8 @@ from tasks.notices import Outcome, tell_outcome
 from tasks.running.parallel import PrintLine, run_each
 from tasks.signals.splits import FROZEN, STILL
 from tasks.steps import Engine, failed_shard, forecast, opened_engine, plan, promote, publish, train
-from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
+from tasks.storage.urls import public_url
 from tasks.tracking.archive import Keeper
 from tasks.tracking.prune import prune
 from tasks.tracking.results import write_results

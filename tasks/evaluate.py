@@ -26,8 +26,9 @@ from tasks.judging.gate import rank
 from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
 from tasks.running.step import step
-from tasks.storage.files import public_url
-from tasks.storage.model_folder import options_read, read_config
+from tasks.storage.model_folder import read_config
+from tasks.storage.recipes import options_read
+from tasks.storage.urls import public_url
 from tasks.tracking.metrics import CLASSIFIER_SKILL, SKILL
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import (

@@ -23,8 +23,9 @@ from schemas.handover import Decision, Failure
 from schemas.ledger import Alarm
 from schemas.record import Record
 from schemas.scope import home_folder
-from tasks.storage.files import NOTIFY_FILE, read_private, without_credentials
+from tasks.storage.files import NOTIFY_FILE, read_private
 from tasks.storage.records import find_record, write_record
+from tasks.storage.urls import without_credentials
 from tasks.tracking.store import store_errors
 
 VARIABLE = "CPB_NOTIFY"

@@ -43,7 +43,7 @@ from tasks.promotion.night import decide_night, fleets_to_train
 from tasks.running.step import Retry, step
 from tasks.signals.feature_files import load_series, write_features
 from tasks.signals.splits import shortened, split_bounds
-from tasks.storage.model_folder import PackagedModel, packaged_models
+from tasks.storage.packaged import PackagedModel, packaged_models
 from tasks.training.local import LocalEngine, TrainerDied
 from tasks.training.plan import fleet_names, job_key, plan_fleet, plan_member
 from tasks.training.progress import FleetProgress

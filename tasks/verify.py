@@ -48,9 +48,13 @@ from tasks.market.manifest import MANIFEST, intact_manifest, writer_lock
 from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
-from tasks.storage.files import VERSION_FILE, folders_aside, public_url, read_json_or_none, restore_version
-from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE, packaged_models
+from tasks.storage.files import read_json_or_none
+from tasks.storage.folders import folders_aside
+from tasks.storage.home_version import VERSION_FILE, restore_version
+from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE
+from tasks.storage.packaged import packaged_models
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
+from tasks.storage.urls import public_url
 from tasks.tracking.home_store import RECORD, TAKE, HomeStore, sqlite_path, tracking_uri
 from tasks.tracking.registry import ALIAS, PREVIOUS, champions, training_command, undelete_command
 from tasks.tracking.results import results_fault, results_path

@@ -15,7 +15,7 @@ from flows.cli.options import OVERRIDES, Command
 from flows.console import echo, emit, log_to_console, show
 from schemas import __version__
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
-from tasks.storage.files import without_credentials
+from tasks.storage.urls import without_credentials
 from tasks.storage.wheel import second_library
 from tasks.tracking.store import store_errors
 

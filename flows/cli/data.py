@@ -11,7 +11,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, counted
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec
 from tasks.running.parallel import report_progress
-from tasks.storage.files import checked_home, stored_home
+from tasks.storage.home_version import checked_home, stored_home
 
 if TYPE_CHECKING:
     from tasks.market.report import IngestReport
@@ -147,7 +147,7 @@ def store(
     Example: cpb store
     """
     quiet_libraries()
-    from tasks.storage.files import public_url
+    from tasks.storage.urls import public_url
     from tasks.tracking.home_store import home_store
     from tasks.tracking.registry import ALIAS, versions_with_alias
     from tasks.tracking.store import not_registered, read_store, take_store

@@ -13,7 +13,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, DamagedError, 
 from schemas.identity import SIM, SPOT, check_known
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
-from tasks.storage.files import checked_home, mark_home, stored_home
+from tasks.storage.home_version import checked_home, mark_home, stored_home
 
 if TYPE_CHECKING:
     from schemas.ledger import Alarm

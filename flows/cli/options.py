@@ -29,7 +29,7 @@ from flows.console import shown_progress
 from schemas.errors import UsageError
 from schemas.identity import APART
 from schemas.scope import Spec
-from tasks.storage.files import public_url
+from tasks.storage.urls import public_url
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]
 

@@ -50,7 +50,7 @@ def serve(
 
     from flows.ops.guard import PAGE
     from flows.ops.serve import serve as serve_app
-    from tasks.storage.files import checked_home
+    from tasks.storage.home_version import checked_home
     from webapp.app import create_app
 
     names = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts

@@ -12,7 +12,7 @@ from flows.console import Column, echo, emit, finding, interval, print_table, qu
 from schemas.errors import p_value
 from schemas.run import BacktestSpec, RunSpec, TrainSpec
 from schemas.tuning import TuneSpec
-from tasks.storage.files import public_url
+from tasks.storage.urls import public_url
 
 _COLUMNS = (
     Column("", "timeframe", stays=True),

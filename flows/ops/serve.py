@@ -24,7 +24,7 @@ from flows.ops.guard import LISTENERS, UI, USER, Guard, Listener
 from flows.ops.logs import log_once_per_minute
 from flows.ops.ports import bind_shared, check_port
 from schemas.errors import CpbError
-from tasks.storage.files import public_url
+from tasks.storage.urls import public_url
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -28,7 +28,9 @@ from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
 from tasks.figures.page import Section, write_page
 from tasks.judging.pool import leaderboard_rows, member_rows
 from tasks.running.parallel import PrintLine
-from tasks.storage.files import check_writable, new_folder, public_url, write_bytes, write_json
+from tasks.storage.files import check_writable, write_bytes, write_json
+from tasks.storage.folders import new_folder
+from tasks.storage.urls import public_url
 from tasks.training.plan import fleet_names
 
 

@@ -29,7 +29,7 @@ from tasks.judging.scores import Array, reference_quantiles
 from tasks.market.klines import read_klines
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.feature_files import market_key, newest_markets, newest_series
-from tasks.storage.model_folder import PackagedModel, ServedModel, read_packaged
+from tasks.storage.packaged import PackagedModel, ServedModel, read_packaged
 
 LEARNT = "learnt"
 """Code of the failure for an origin inside the candles that a model was trained or selected on."""

@@ -12,7 +12,7 @@ from cpbmodels.errors import ModelError
 from schemas.errors import DamagedError, MemberError
 from schemas.identity import SeriesId
 from tasks.forecasting.months import forecast_command
-from tasks.storage.model_folder import read_packaged
+from tasks.storage.packaged import read_packaged
 
 
 def touch_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> Touch:

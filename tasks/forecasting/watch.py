@@ -33,7 +33,8 @@ from tasks.forecasting.score import evidence_rows
 from tasks.judging.drift import ALARM, NOTICEABLE, RECOVERED, Capital, Outcome, limits
 from tasks.market.klines import ingest_command, read_klines, with_source
 from tasks.storage.locks import locked
-from tasks.storage.model_folder import PackagedModel, ServedModel, recipe_of
+from tasks.storage.packaged import PackagedModel, ServedModel
+from tasks.storage.recipes import recipe_of
 from tasks.storage.records import find_record, write_record
 
 PUBLISHING_DELAY = timedelta(hours=6)

@@ -21,17 +21,17 @@ from schemas.identity import SPOT, SeriesId, is_series_name, tree_of
 from tasks.forecasting.published import CHAIN
 from tasks.hub.card import is_card, model_card
 from tasks.hub.record_export import is_record_file, write_record
-from tasks.storage.files import DiskFull, is_disk_full, new_folder, recover_folder, sync, write_bytes
+from tasks.storage.files import DiskFull, is_disk_full, sync, write_bytes
+from tasks.storage.folders import new_folder, recover_folder
 from tasks.storage.model_folder import (
     FILES,
     FORECAST_PICTURE,
     METRICS,
     PICTURES,
     REFERENCE,
-    PackagedModel,
-    packaged_models,
     write_published_config,
 )
+from tasks.storage.packaged import PackagedModel, packaged_models
 from tasks.storage.records import digest_fault, file_digest
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.registry import (

@@ -18,7 +18,8 @@ from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.running.parallel import report_progress, reporting, run_each
 from tasks.running.resident import Cores, Died, Pool, WorkerProcess
 from tasks.storage.model_folder import PICTURES, REFERENCE, read_reference, write_metrics
-from tasks.storage.records import code_digest, member_subject, read_sealed
+from tasks.storage.records import member_subject, read_sealed
+from tasks.storage.source_code import code_digest
 from tasks.training.shard import LOG, member_folder, shard_folder
 
 JUDGE = "tasks.judging.judge"

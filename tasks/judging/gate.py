@@ -24,7 +24,8 @@ from tasks.judging import inference
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import common_losses
 from tasks.judging.scores import Array
-from tasks.storage.model_folder import ModelConfig, recipe_of
+from tasks.storage.model_folder import ModelConfig
+from tasks.storage.recipes import recipe_of
 
 Name = TypeVar("Name", Recipe, str)
 

@@ -35,7 +35,7 @@ from urllib3 import Retry
 from urllib3.exceptions import HTTPError as TransportError
 
 from tasks.market.layout import Remote
-from tasks.storage.files import public_url, without_credentials
+from tasks.storage.urls import public_url, without_credentials
 
 BINANCE = "https://data.binance.vision"
 BINANCE_BUCKET = "https://s3-ap-northeast-1.amazonaws.com/data.binance.vision"

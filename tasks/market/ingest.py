@@ -51,7 +51,7 @@ from tasks.market.sources import Catalogue, Source, open_source
 from tasks.market.tables import TableSource, refuse_other_tables, remember
 from tasks.market.writer import forget_damaged, store_all
 from tasks.running.parallel import report_progress, thread_pool
-from tasks.storage.files import check_home, mark_home
+from tasks.storage.home_version import check_home, mark_home
 
 S = TypeVar("S", bound=ScopeSpec)
 

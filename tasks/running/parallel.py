@@ -15,7 +15,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from tasks.storage.locks import Interrupted, check_interrupted, let_ctrl_c_end_waits, stoppable
+from tasks.storage.interrupts import Interrupted, check_interrupted, let_ctrl_c_end_waits, stoppable
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Excepti
 
     Each call gets a copy of the caller's context variables. If the caller is interrupted (Ctrl-C, or an enclosing
     `run_each`), calls that have not started are dropped, running calls are asked to stop (see
-    `tasks.storage.locks`), and the interrupt is re-raised when they have stopped, or after `STOP_S` seconds.
+    `tasks.storage.interrupts`), and the interrupt is re-raised when they have stopped, or after `STOP_S` seconds.
     """
     stop = threading.Event()
     futures: list[Future[T]] = []

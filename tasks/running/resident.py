@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from schemas.errors import CpbError
 from tasks.storage.files import open_log
-from tasks.storage.locks import check_interrupted, let_ctrl_c_end_waits, pause
+from tasks.storage.interrupts import check_interrupted, let_ctrl_c_end_waits, pause
 
 _POLL_S = 0.05
 _TERM_S, _KILL_S = 1.0, 0.6

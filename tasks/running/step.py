@@ -17,8 +17,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from schemas.handover import Failure
-from tasks.storage.files import without_credentials
-from tasks.storage.locks import pause
+from tasks.storage.interrupts import pause
+from tasks.storage.urls import without_credentials
 
 log = logging.getLogger("cpb")
 

@@ -25,7 +25,8 @@ from tasks.market.klines import find_runs, read_klines
 from tasks.market.layout import grid_of, to_us
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.files import write_bytes
-from tasks.storage.records import code_digest, file_digest, read_record, write_record
+from tasks.storage.records import file_digest, read_record, write_record
+from tasks.storage.source_code import code_digest
 
 NEWEST_ROWS = 4096
 """Rows that a forecast may read: five weeks of 15m candles (`cpbmodels.data.wide.LOOKBACK_DAYS`)."""

@@ -32,8 +32,10 @@ from schemas.errors import CpbError, UsageError, log
 from schemas.identity import MARKETS, tree_of
 from schemas.scope import home_folder
 from tasks.running.parallel import PrintLine
-from tasks.storage.files import DRAFT, NOTIFY_FILE, new_folder, replacing
-from tasks.storage.locks import check_interrupted, locked, temporary_lock
+from tasks.storage.files import DRAFT, NOTIFY_FILE, replacing
+from tasks.storage.folders import new_folder
+from tasks.storage.interrupts import check_interrupted
+from tasks.storage.locks import locked, temporary_lock
 from tasks.tracking.home_store import home_store, sqlite_path, tracking_uri
 
 KEEP = "CPB_KEEP"

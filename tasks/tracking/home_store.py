@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 from schemas.errors import DamagedError
 from schemas.record import Record
 from schemas.scope import home_folder, new_store_folder
-from tasks.storage.files import mark_home, public_url
+from tasks.storage.home_version import mark_home
 from tasks.storage.records import parse_record, write_record
+from tasks.storage.urls import public_url
 
 RECORD = "cpb-store.json"
 """File of a home that says which store is its own."""

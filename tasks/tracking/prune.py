@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import BusyError, counted
-from tasks.storage.files import delete_files, final_path, local_path, remove_empty
+from tasks.storage.files import delete_files, final_path, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
+from tasks.storage.urls import local_path
 from tasks.tracking.home_store import is_server
 from tasks.tracking.registry import COPIES, all_versions, copy_name, full_name, registered_models, series_of
 from tasks.tracking.runs import MAX_SILENT_DAYS, dead_runs, reconcile, search

@@ -28,9 +28,10 @@ from schemas.handover import Decision
 from schemas.identity import SeriesId
 from schemas.run import FleetSpec
 from schemas.scope import home_folder
-from tasks.storage.files import local_path, new_folder, public_url
+from tasks.storage.folders import new_folder
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of, damaged
+from tasks.storage.urls import local_path, public_url
 from tasks.tracking.model import make_mlflow_model
 from tasks.tracking.store import Store, existing, find_run, find_runs, pages, store_errors, upsert
 from tasks.tracking.tags import (

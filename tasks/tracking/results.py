@@ -19,7 +19,8 @@ from schemas.handover import FleetJudgement
 from schemas.identity import SeriesId, tree_of
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
-from tasks.storage.model_folder import options_read, read_config, recipe_of
+from tasks.storage.model_folder import read_config
+from tasks.storage.recipes import options_read, recipe_of
 from tasks.storage.records import value_digest
 from tasks.tracking.metrics import CLASSIFIER
 from tasks.tracking.registry import Champion, all_versions, full_name

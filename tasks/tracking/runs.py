@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError, log
 from schemas.identity import SPOT, ModelId
 from schemas.tuning import TrialRecord
-from tasks.storage.files import local_path
-from tasks.storage.locks import ProcessId
 from tasks.storage.model_folder import damaged, digests_to_log
+from tasks.storage.process_ids import ProcessId
+from tasks.storage.urls import local_path
 from tasks.tracking.home_store import TAKE
 from tasks.tracking.metrics import logged
 from tasks.tracking.store import PAGE, Store, exclusive, open_store, pages

@@ -23,8 +23,10 @@ from uuid import uuid4
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import MARKETS
 from schemas.scope import home_folder, new_store_folder
-from tasks.storage.files import check_home, draft_name, local_path, public_url, without_credentials
+from tasks.storage.files import draft_name
+from tasks.storage.home_version import check_home
 from tasks.storage.locks import locked, machine_lock
+from tasks.storage.urls import local_path, public_url, without_credentials
 from tasks.tracking.home_store import (
     RECORD,
     TAKE,
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
     from mlflow.tracking import MlflowClient
 
-    from tasks.storage.model_folder import PackagedModel
+    from tasks.storage.packaged import PackagedModel
 
 TIMEOUT_S = 7
 EXPERIMENT = "cpb"
@@ -562,7 +564,7 @@ def not_registered(store: Store, folder: Path, markets: Sequence[str] = MARKETS)
         folder: the home.
         markets: whose models; default all.
     """
-    from tasks.storage.model_folder import packaged_models  # numpy: `cpb --help` imports this module
+    from tasks.storage.packaged import packaged_models  # numpy: `cpb --help` imports this module
     from tasks.tracking.tags import weights_of
 
     models = [

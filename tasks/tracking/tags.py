@@ -17,7 +17,7 @@ from cpbmodels.fleet.config import WEIGHTS
 from schemas.handover import SeriesRecord
 from schemas.identity import MARKETS, SIM, SPOT, SeriesId, coins_label
 from schemas.run import RunSpec
-from tasks.storage.files import without_credentials
+from tasks.storage.urls import without_credentials
 from tasks.tracking.metrics import RATIO
 
 if TYPE_CHECKING:

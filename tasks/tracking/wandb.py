@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError, install_extra
-from tasks.storage.files import without_credentials
+from tasks.storage.urls import without_credentials
 from tasks.tracking.runs import search
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import PARENT

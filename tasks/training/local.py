@@ -30,7 +30,8 @@ from schemas.scope import home_folder
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, WorkerProcess
 from tasks.storage.files import read_json_or_none
-from tasks.storage.locks import locked, machine_lock, pause
+from tasks.storage.interrupts import pause
+from tasks.storage.locks import locked, machine_lock
 from tasks.training.progress import FleetProgress
 from tasks.training.shard import LOG, PROGRESS, RESULT, prepare, read_result
 

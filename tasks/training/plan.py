@@ -40,8 +40,10 @@ from cpbmodels.fleet.config import PARTS
 from schemas.handover import FleetPlan, JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId, Recipe, SeriesId
 from schemas.run import FleetSpec, RunSpec, base_of, is_universal, standard_copies
-from tasks.storage.model_folder import ModelConfig, recipe_of
-from tasks.storage.records import code_digest, value_digest
+from tasks.storage.model_folder import ModelConfig
+from tasks.storage.recipes import recipe_of
+from tasks.storage.records import value_digest
+from tasks.storage.source_code import code_digest
 
 _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
 """Fields of a job that are locations of its data, not its contents."""

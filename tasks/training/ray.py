@@ -31,8 +31,10 @@ from schemas.handover import ShardJob, ShardResult
 from schemas.run import RunSpec
 from tasks.running.parallel import reporting, usable_cores
 from tasks.running.resident import Cores
-from tasks.storage.files import new_folder, write_bytes, write_secret
-from tasks.storage.locks import check_interrupted, locked
+from tasks.storage.files import write_bytes, write_secret
+from tasks.storage.folders import new_folder
+from tasks.storage.interrupts import check_interrupted
+from tasks.storage.locks import locked
 from tasks.training.local import Slots, plan_slots, run_trainer, visible_gpus
 from tasks.training.plan import memory_bytes, training_code
 from tasks.training.progress import FleetProgress

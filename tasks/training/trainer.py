@@ -50,7 +50,7 @@ from schemas.handover import (
 from schemas.run import base_of, is_universal
 from tasks.running.resident import Requests
 from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
-from tasks.storage.files import new_folder
+from tasks.storage.folders import new_folder
 from tasks.storage.locks import locked
 from tasks.storage.records import file_digest, write_npz, write_record
 from tasks.training.local import GPU_LOST, KERNELS, gpu_locked

@@ -20,7 +20,7 @@ from schemas.ledger import Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting import issue
 from tasks.forecasting.months import latest, series_with_forecasts
-from tasks.storage.model_folder import ServedModel
+from tasks.storage.packaged import ServedModel
 
 LINK = BTC.__class__("spot", "LINKUSDT", "1h")
 

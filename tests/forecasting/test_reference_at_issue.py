@@ -8,7 +8,8 @@ from packaged import write_packaged
 from schemas.errors import MemberError
 from tasks.forecasting.issue import reference_of, reference_prices
 from tasks.judging.scores import fit_reference, reference
-from tasks.storage.model_folder import REFERENCE, read_packaged, write_reference
+from tasks.storage.model_folder import REFERENCE, write_reference
+from tasks.storage.packaged import read_packaged
 
 COLUMNS = ("r_close", "log_range_mean_24")
 

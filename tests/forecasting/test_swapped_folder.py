@@ -26,7 +26,8 @@ from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.months import latest
 from tasks.forecasting.touch_chances import touch_of
 from tasks.forecasting.watch import check_drift, read_watch
-from tasks.storage.model_folder import REFERENCE, packaged_models, read_packaged, write_reference
+from tasks.storage.model_folder import REFERENCE, write_reference
+from tasks.storage.packaged import packaged_models, read_packaged
 from tasks.storage.records import file_digest
 
 FIRST = datetime(2025, 5, 1, tzinfo=UTC)

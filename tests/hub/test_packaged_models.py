@@ -12,7 +12,7 @@ import cpbmodels
 from schemas.errors import CpbError
 from schemas.identity import ModelId, SeriesId
 from tasks.hub.tree import package, registry_differences, serving
-from tasks.storage.model_folder import packaged_models
+from tasks.storage.packaged import packaged_models
 from tasks.storage.records import file_digest
 from tasks.tracking.registry import (
     ALIAS,

@@ -41,7 +41,7 @@ from tasks.forecasting.published import loss_sentence, merged_chain
 from tasks.hub.publish import publish
 from tasks.hub.restore import restore_record
 from tasks.hub.tree import SUMS, build_tree
-from tasks.storage.files import mark_home
+from tasks.storage.home_version import mark_home
 from tasks.verify import verify_all
 
 assert recorded  # the fixture of the same home

@@ -18,7 +18,7 @@ from schemas.handover import FleetJudgement, Judgement, SeriesRecord
 from schemas.identity import ModelId, SeriesId
 from schemas.run import FleetSpec
 from tasks.hub.tree import SUMS, build_tree, read_sums, tree_faults
-from tasks.storage.model_folder import options_read
+from tasks.storage.recipes import options_read
 from tasks.tracking import results
 from tasks.tracking.results import FIELDS, results_fault, results_path, write_results
 

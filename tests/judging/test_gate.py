@@ -13,7 +13,8 @@ from schemas.handover import Compared
 from schemas.identity import Recipe, SeriesId
 from tasks.judging import gate
 from tasks.judging.gate import GateModel, gate_model
-from tasks.storage.model_folder import ModelConfig, read_config, recipe_of
+from tasks.storage.model_folder import ModelConfig, read_config
+from tasks.storage.recipes import recipe_of
 
 BTC, ETH, SOL = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH", "SOL"))
 HAR, GRU, LSTM = (Recipe(name, "default", "0") for name in ("har", "gru", "lstm"))

@@ -30,7 +30,7 @@ from tasks.market.report import Holdings, OutageCalendar, find_holes
 from tasks.market.simulator import to_csv
 from tasks.market.sources import Fetched, FolderSource
 from tasks.market.writer import merge
-from tasks.storage.files import mark_home
+from tasks.storage.home_version import mark_home
 
 HOUR = 3_600_000_000
 MAY = period_bounds("2022-05")

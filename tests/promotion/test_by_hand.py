@@ -10,7 +10,7 @@ from schemas.identity import SeriesId
 from schemas.scope import home_folder
 from tasks.hub.card import model_card
 from tasks.promotion import moves
-from tasks.storage.files import local_path
+from tasks.storage.urls import local_path
 from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import champions, decisions_on, register
 from tasks.tracking.store import open_store

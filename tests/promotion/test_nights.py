@@ -9,7 +9,8 @@ from schemas.handover import BacktestEvidence
 from schemas.scope import home_folder
 from tasks.promotion.by_backtest import Switch, save, switches
 from tasks.promotion.losses import registered_model
-from tasks.storage.model_folder import read_config, recipe_of
+from tasks.storage.model_folder import read_config
+from tasks.storage.recipes import recipe_of
 from tasks.tracking.registry import champions, decision_in, decisions_on
 from tasks.tracking.store import open_store
 

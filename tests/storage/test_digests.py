@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tasks.storage import records
+from tasks.storage import source_code
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "ROOT", tmp_path)
-    monkeypatch.setattr(records, "PACKAGES", {"a", "b"})
+    monkeypatch.setattr(source_code, "ROOT", tmp_path)
+    monkeypatch.setattr(source_code, "PACKAGES", {"a", "b"})
     for name, text in {
         "a/__init__.py": "",
         "a/one.py": "from b.two import X\nimport json",
@@ -24,19 +24,19 @@ def project(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    records._code_digest.cache_clear()
+    source_code._code_digest.cache_clear()
     yield tmp_path
-    records._code_digest.cache_clear()
+    source_code._code_digest.cache_clear()
 
 
 @pytest.mark.parametrize("changed", ["a/one.py", "b/two.py", "a/three.py"])
 def test_a_change_of_any_imported_module_is_another_digest(project, changed):
-    before = records.code_digest("a/one.py")
-    records._code_digest.cache_clear()
-    assert records.code_digest("a/one.py") == before
+    before = source_code.code_digest("a/one.py")
+    source_code._code_digest.cache_clear()
+    assert source_code.code_digest("a/one.py") == before
     (project / changed).write_text((project / changed).read_text() + "\nchanged = True")
-    records._code_digest.cache_clear()
-    assert records.code_digest("a/one.py") != before
+    source_code._code_digest.cache_clear()
+    assert source_code.code_digest("a/one.py") != before
 
 
 def test_comments_docstrings_and_layout_do_not_count(project):
@@ -47,22 +47,22 @@ def test_comments_docstrings_and_layout_do_not_count(project):
         "X = 2\ndef f(a, b):\n    return a",
     ):
         two.write_text(text)
-        records._code_digest.cache_clear()
-        texts.append(records.code_digest("a/one.py"))
+        source_code._code_digest.cache_clear()
+        texts.append(source_code.code_digest("a/one.py"))
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_neither_what_is_left_out_counts_nor_what_it_imports(project):
-    before = records.code_digest("a/one.py", without=("b",))
+    before = source_code.code_digest("a/one.py", without=("b",))
     for name in ("b/two.py", "a/three.py"):
         (project / name).write_text("Z = 1")
-    records._code_digest.cache_clear()
-    assert records.code_digest("a/one.py", without=("b",)) == before
+    source_code._code_digest.cache_clear()
+    assert source_code.code_digest("a/one.py", without=("b",)) == before
 
 
 def test_a_place_that_is_gone_is_an_error(project):
     with pytest.raises(FileNotFoundError):
-        records.code_digest("a/gone.py")
+        source_code.code_digest("a/gone.py")
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_many_threads_may_ask_at_once():
     """Without a lock 15 of 40 ended in a SystemError of `ast.parse` (3.11); the features of a run are threads."""
 
     def ask():
-        records._code_digest.cache_clear()
-        return records.code_digest("cpbmodels/data/columns.py", "cpbmodels/arch")
+        source_code._code_digest.cache_clear()
+        return source_code.code_digest("cpbmodels/data/columns.py", "cpbmodels/arch")
 
     with ThreadPoolExecutor(8) as pool:
         assert len({future.result() for future in [pool.submit(ask) for _ in range(10)]}) == 1

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from cpbmodels.fleet.config import write_whole
-from tasks.storage import files
-from tasks.storage.files import DRAFT, DiskFull, new_folder, replacing, write_bytes, write_secret
-from tasks.storage.records import ROOT
+from tasks.storage import folders
+from tasks.storage.files import DRAFT, DiskFull, replacing, write_bytes, write_secret
+from tasks.storage.folders import new_folder
+from tasks.storage.source_code import ROOT
 from tasks.tracking.store import make_sqlite
 
 
@@ -51,7 +52,7 @@ def test_writers_at_once_leave_one_whole_folder_and_nothing_beside_it(tmp_path):
 def test_a_ctrl_c_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, monkeypatch, step):
     """Steps: the old folder moves aside, the new one takes its place, the old one is deleted."""
     target = tmp_path / "hub"
-    monkeypatch.setattr(files, "_exchange", lambda *_: False)  # as on a file system that cannot
+    monkeypatch.setattr(folders, "_exchange", lambda *_: False)  # as on a file system that cannot
     with new_folder(target) as draft:
         (draft / "old").touch()
     steps, rename, rmtree = [], Path.rename, shutil.rmtree
@@ -67,7 +68,7 @@ def test_a_ctrl_c_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, mon
         return run
 
     monkeypatch.setattr(Path, "rename", interrupted(rename))
-    monkeypatch.setattr("tasks.storage.files.shutil.rmtree", interrupted(rmtree))
+    monkeypatch.setattr("tasks.storage.folders.shutil.rmtree", interrupted(rmtree))
     with pytest.raises(KeyboardInterrupt), new_folder(target) as draft:
         (draft / "new").touch()
     assert [p.name for p in target.iterdir()] == [["old"], ["new"], ["new"]][step]
@@ -77,10 +78,10 @@ def test_a_ctrl_c_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, mon
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tasks.storage import files
+from tasks.storage import folders
 target, step, exchanges, seen = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True", 0
 if not exchanges:
-    files._exchange = lambda *_: False
+    folders._exchange = lambda *_: False
 def hook(event, args):
     global seen
     if event in ("os.rename", "os.rmdir", "os.remove", "ctypes.dlsym", "shutil.rmtree") and begun:
@@ -89,7 +90,7 @@ def hook(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
 begun = False
 sys.addaudithook(hook)
-with files.new_folder(target) as draft:
+with folders.new_folder(target) as draft:
     (draft / "new").touch()
     begun = True
 print(seen)
@@ -107,12 +108,12 @@ def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, excha
         assert done.returncode in (0, -9), done.stderr
         if exchanges:  # not for a moment is there none
             assert target.is_dir()
-        files.recover_folder(target)
+        folders.recover_folder(target)
         (found,) = [p.name for p in target.iterdir()]
         with new_folder(target) as draft:
             (draft / "newer").touch()
         assert [p.name for p in target.iterdir()] == ["newer"]
-        assert not files.folders_aside(target)
+        assert not folders.folders_aside(target)
         return done.returncode, found
 
     found = [run(step) for step in range(1, 12)]

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.errors import CpbError
-from tasks.storage.files import VERSION, VERSION_FILE, check_home, mark_home
+from tasks.storage.home_version import VERSION, VERSION_FILE, check_home, mark_home
 
 
 def test_a_new_home_gets_the_version_once(tmp_path):

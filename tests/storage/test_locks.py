@@ -12,16 +12,9 @@ import pytest
 
 from schemas.errors import BusyError, CpbError
 from tasks.storage import locks
-from tasks.storage.locks import (
-    Interrupted,
-    ProcessId,
-    acquire,
-    is_locked,
-    locked,
-    open_lock,
-    stoppable,
-    temporary_lock,
-)
+from tasks.storage.interrupts import Interrupted, stoppable
+from tasks.storage.locks import acquire, is_locked, locked, open_lock, temporary_lock
+from tasks.storage.process_ids import ProcessId
 
 
 def test_a_lock_is_held_by_one_and_free_afterwards(tmp_path):
@@ -137,7 +130,7 @@ def test_a_users_own_lock_folder_must_be_a_folder_of_this_user(tmp_path, monkeyp
 
 
 def test_a_running_process_is_alive_and_a_killed_one_dead():
-    code = "import time; from tasks.storage.locks import ProcessId\n"
+    code = "import time; from tasks.storage.process_ids import ProcessId\n"
     code += "print(ProcessId.current(), flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as sleeper:
         process = ProcessId.parse(sleeper.stdout.readline())

@@ -11,7 +11,7 @@ import pytest
 from schemas.errors import DamagedError
 from schemas.handover import Failure, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
-from tasks.storage import records
+from tasks.storage import source_code
 from tasks.storage.records import find_record, parse_record, read_record, value_digest, write_record
 
 MODEL = ModelId("har", "default", SeriesId("um", "BTCUSDT", "1h"), 7)
@@ -137,4 +137,4 @@ def test_a_source_is_parsed_while_other_threads_parse(monkeypatch):
         return parse(source)
 
     monkeypatch.setattr(ast, "parse", disturbed)
-    assert records._tree(b"x = 1").body
+    assert source_code._tree(b"x = 1").body

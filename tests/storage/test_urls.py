@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.storage.files import local_path, public_url, without_credentials
+from tasks.storage.urls import local_path, public_url, without_credentials
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from nights import NAMES, add_night, model_files, rows_by_table, state_of
 
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
-from tasks.storage.files import local_path
-from tasks.storage.locks import ProcessId
+from tasks.storage.process_ids import ProcessId
+from tasks.storage.urls import local_path
 from tasks.tracking import store as store_module
 from tasks.tracking.boards import leaderboard, read_members
 from tasks.tracking.home_store import sqlite_path

@@ -10,7 +10,7 @@ import fork_server
 import pytest
 from test_runs import fleet_of, log_member, member
 
-from tasks.storage.locks import ProcessId
+from tasks.storage.process_ids import ProcessId
 from tasks.tracking.runs import MAX_SILENT_DAYS, finish, reconcile, start_fleet, start_parent
 from tasks.tracking.store import sqlite_path
 from tasks.tracking.tags import OPENED_AT, PARENT, PROCESS, REASON

@@ -7,7 +7,7 @@ from flows.train_all import start_run
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import FleetSpec, RunSpec
-from tasks.storage.locks import ProcessId
+from tasks.storage.process_ids import ProcessId
 from tasks.tracking.boards import newest_flow_runs
 from tasks.tracking.runs import finish, start_parent
 from tasks.tracking.tags import PROCESS

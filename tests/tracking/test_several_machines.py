@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tasks.storage.locks import ProcessId
+from tasks.storage.process_ids import ProcessId
 from tasks.tracking.runs import finish, start_parent
 from tasks.tracking.tags import PARTIAL, PROCESS
 

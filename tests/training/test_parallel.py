@@ -12,7 +12,7 @@ from trainer_tools import trainers_in, wait_until
 
 from tasks.running.parallel import run_each, thread_pool
 from tasks.running.resident import Cores
-from tasks.storage.locks import Interrupted, pause, stoppable
+from tasks.storage.interrupts import Interrupted, pause, stoppable
 from tasks.training.local import gpu_held
 
 ROOT = Path(__file__).resolve().parents[2]

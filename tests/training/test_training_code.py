@@ -16,7 +16,7 @@ from schemas.run import FleetSpec, RunSpec
 from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
 from tasks.steps import ingest
-from tasks.storage import records
+from tasks.storage import source_code
 from tasks.training import plan as planning
 from tasks.training.shard import prepare
 
@@ -35,6 +35,7 @@ EXECUTED_BESIDE = {
     "tasks/running/parallel.py": "counts cores for what is told",
     "tasks/storage/files.py": "reads and writes files",
     "tasks/storage/locks.py": "replaces a folder while no other process does",
+    "tasks/storage/source_code.py": "digests of code",
     "tasks/storage/records.py": "reads and writes records, digests",
     "tasks/training/plan.py": "tells universal models from others",
     "tasks/training/progress.py": "how far the training is, and what epochs cost",
@@ -62,8 +63,8 @@ pathlib.Path(out).write_text(json.dumps(sorted(executed)))
 
 def digested():
     """The sources that the digest covers, relative to the project."""
-    paths = records.source_files(planning._TRAINING, planning._NOT_TRAINING)
-    return {path.relative_to(records.ROOT).as_posix() for path in paths}
+    paths = source_code.source_files(planning._TRAINING, planning._NOT_TRAINING)
+    return {path.relative_to(source_code.ROOT).as_posix() for path in paths}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from flows.forecast import run_forecast
 from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.errors import BusyError, CpbError
-from tasks.storage.model_folder import packaged_models
+from tasks.storage.packaged import packaged_models
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.verify import KINDS, verify_all

@@ -21,7 +21,7 @@ from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.run import RunSpec
 from tasks.forecasting.published import RESTORE
-from tasks.storage.files import VERSION, VERSION_FILE
+from tasks.storage.home_version import VERSION, VERSION_FILE
 from tasks.tracking.home_store import RECORD, sqlite_path
 from tasks.tracking.prune import delete_runs_for_good
 from tasks.tracking.registry import ALIAS, PREVIOUS

@@ -10,7 +10,7 @@ import pytest
 from stored_home import MARKET, SERIES
 from test_verify_parts import flip
 
-from tasks.storage.records import ROOT
+from tasks.storage.source_code import ROOT
 from tasks.verify import verify_all
 
 CPB = [sys.executable, "-m", "flows.cli"]

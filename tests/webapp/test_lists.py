@@ -293,7 +293,7 @@ def test_a_run_says_what_was_asked_for_as_lists_and_one_that_died_is_killed(own_
     )
     with client_of(own_folder) as client:
         (run,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
-        monkeypatch.setattr("tasks.storage.locks.ProcessId.is_alive", lambda self: False)
+        monkeypatch.setattr("tasks.storage.process_ids.ProcessId.is_alive", lambda self: False)
     last._results.clear()  # a death is no write: it is seen after `_KEEP_S`
     with client_of(own_folder) as client:
         (dead,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
