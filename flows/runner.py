@@ -28,7 +28,7 @@ from prefect.states import Failed
 
 from cpbmodels.errors import printable
 from flows.console import LINES, continue_without_reader, shown_progress
-from flows.ops.guard import password_file
+from flows.ops.passwords import password_file
 from flows.ops.ports import hold
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted, log
 from schemas.handover import Decision, Failure, FleetPlan, SeriesRecord, ShardResult, reasons

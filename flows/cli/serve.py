@@ -14,7 +14,7 @@ from flows.console import echo, emit, quiet_libraries, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, counted
 
 if TYPE_CHECKING:
-    from flows.ops.serve import Address
+    from flows.ops.mlflow_ui import Address
 
 
 PAGE_PORT = 8000
@@ -48,13 +48,13 @@ def serve(
         else:
             echo(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
 
-    from flows.ops.guard import PAGE
-    from flows.ops.serve import serve as serve_app
+    from flows.ops.listeners import PAGE
+    from flows.ops.serve import run_server
     from tasks.storage.home_version import checked_home
     from webapp.app import create_app
 
     names = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
-    serve_app(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=_names(names))
+    run_server(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=_names(names))
 
 
 def _names(text: str) -> list[str]:
@@ -70,8 +70,8 @@ def ui(
 
     Example: cpb ui
     """
-    from flows.ops.guard import USER
-    from flows.ops.serve import serve_ui
+    from flows.ops.mlflow_ui import serve_ui
+    from flows.ops.passwords import USER
 
     def ready(where: "Address") -> None:
         if json:
@@ -106,7 +106,7 @@ def up(port: ServerPort = None, json: Json = False) -> None:
     Example: cpb deploy up && cpb deploy run train-all
     """
     from flows.deploy import services
-    from flows.ops.guard import password_file
+    from flows.ops.passwords import password_file
 
     echo("starting server, worker and deployments, unless they run (10 to 30 s) …")
     result = services.up(port)
@@ -162,7 +162,7 @@ def status(json: Json = False) -> None:
 
     Example: cpb deploy status
     """
-    from flows.deploy.status import status as read_status
+    from flows.deploy.status import read_status
 
     result = read_status()
     code = EXIT_FATAL if result.problems else EXIT_COMPLETE

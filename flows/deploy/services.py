@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import psutil
 
 from flows.cli.options import parse_value
-from flows.ops.guard import PREFECT, make_password, password_file, prefect_home, read_password
+from flows.ops.listeners import PREFECT
 from flows.ops.logs import keep_bounded, rotate
+from flows.ops.passwords import make_password, password_file, prefect_home, read_password
 from flows.ops.ports import TAKEN, bind_shared, hold
-from flows.ops.serve import serve
+from flows.ops.serve import run_server
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec, with_preset_files
 from schemas.scope import ForecastSpec, ScopeSpec, default_folder
@@ -443,7 +444,7 @@ def main() -> None:
     keep_log("server")
     from prefect.server.api.server import create_app
 
-    serve(
+    run_server(
         PREFECT,
         partial(create_app, final=True),
         "127.0.0.1",

@@ -42,7 +42,7 @@ class Status:
     problems: list[str] = field(default_factory=list)
 
 
-def status() -> Status:
+def read_status() -> Status:
     """Collect the status."""
     server, worker = find("server"), find("worker")
     home = data_home()

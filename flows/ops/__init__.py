@@ -1,4 +1,8 @@
-"""Servers of cpb: `serve` runs an application in the current process, `guard` checks every request before it.
+"""Servers of cpb, all of which run in their command's own process, behind one guard.
 
-`ports` keeps a server's port from others, `logs` bounds what it writes.
+serve       `run_server` runs an application; `half_sent` is its HTTP, which ends requests that never become whole
+guard       checks every request; `listeners` has the rules of each server, `passwords` their password files
+ports       keeps a server's port from other users
+logs        bounds what a server writes
+mlflow_ui   MLflow's interface
 """

@@ -2,70 +2,25 @@
 
 Any page in a browser on this machine can reach a local port, but the origin of its requests is visible: a name that was
 rebound to this machine appears in `Host`, another site in `Origin`. Other users and programs on the machine can reach
-the port too, so they need the password unless everything is public. Also the table of the servers, and password files.
+the port too, so they need the password unless everything is public. The rules of each server: `flows.ops.listeners`.
 """
 
 import base64
 import hmac
 import ipaddress
 import json
-import os
 import re
-import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from schemas.errors import CpbError, UsageError
-from tasks.storage.files import read_private, write_secret
+from flows.ops.listeners import PAGE, Listener
+from schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_OWN_PAGE = (
-    # No script, style, font or image from another host, no inline script, no eval, and no framing of this page.
-    # plotly sets styles inline, and saves a figure by drawing it as an image.
-    "default-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
-)
-_OTHERS_PAGE = (
-    # Prefect's and MLflow's pages run inline scripts and eval, and use data: and blob: images. Requests to other hosts
-    # are blocked: Prefect's login page would contact amplitude.com, MLflow's page a telemetry service.
-    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self' data: blob:{sources}; "
-    "base-uri 'self'; form-action 'self'; frame-ancestors {frames}; object-src 'none'"
-)
-
-
-@dataclass(frozen=True)
-class Listener:
-    """A server of cpb, and the rules of its guard.
-
-    Args:
-        policy: Content-Security-Policy; `{sources}` is replaced by the listener's other origins.
-        wrong_host: HTTP status of a request for another host; 421 is part of the page's documented API.
-        own_login: whether the application asks for a password itself, as Prefect does: in a header, and in the first
-            message of a websocket. The guard then only refuses what is malformed, at which Prefect fails with a
-            traceback in its log: a header that is not HTTP Basic in ASCII, a message without a token in ASCII.
-    """
-
-    name: str
-    policy: str
-    wrong_host: int = 403
-    own_login: bool = False
-
-
-PAGE = Listener("page", _OWN_PAGE, wrong_host=421)
-# MLflow's page shows artifacts in frames.
-UI = Listener("ui", _OTHERS_PAGE.replace("{frames}", "'self'"))
-PREFECT = Listener("prefect", _OTHERS_PAGE.replace("{frames}", "'none'"), own_login=True)
-
-LISTENERS = (PAGE, UI, PREFECT)
-"""Every server that cpb starts. `serve` only accepts these; docs/operations.md and the tests use the same table."""
-
-USER = "cpb"
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(:[0-9]{1,5})?")
 
 
@@ -221,49 +176,3 @@ async def _answer(scope: "Scope", send: "Send", status: int, reason: str, *, ask
             head.append((b"www-authenticate", b'Basic realm="cpb", charset="UTF-8"'))
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
-
-
-def prefect_home() -> Path:
-    """Return Prefect's folder: `PREFECT_HOME`, or `~/.prefect`."""
-    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser().absolute()
-
-
-def password_file() -> Path:
-    """Return the file of the API's password in Prefect's folder. The password allows running commands as this user."""
-    return prefect_home() / "cpb-api-auth"
-
-
-def make_password(path: Path, *, new: bool = False) -> str:
-    """Return `USER:PASSWORD` of a file that only its owner can read; create a random password if there is none yet.
-
-    Args:
-        new: replace the password of an earlier server, which others may have received after that server's end.
-    """
-    if path.is_symlink() or path.exists():
-        text = read_password(path)  # a file that others could have read, or no file of ours, is not replaced
-        if not new:
-            return text
-        path.unlink()
-    write_secret(path, f"{USER}:{secrets.token_urlsafe(32)}\n")
-    return read_password(path)
-
-
-def read_password(path: Path) -> str:
-    """Return `USER:PASSWORD`.
-
-    Raises:
-        CpbError: the file does not exist, or other users could have read or written it.
-    """
-    try:
-        text = read_private(path, 1000).strip()
-        why = "" if text.partition(":")[2] else "it contains no password"
-    except OSError as error:
-        why = error.strerror or "it cannot be opened"
-    if why:
-        raise CpbError(
-            f"the password file {path} cannot be used: {why}; run `cpb deploy down`, delete the file if there is one, "
-            "and run `cpb deploy up`, which makes a new one",
-            code="auth-file",
-            field=str(path),
-        )
-    return text

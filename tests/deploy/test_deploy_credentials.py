@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from flows.ops.guard import make_password, read_password
+from flows.ops.passwords import make_password, read_password
 from schemas.errors import CpbError
 
 

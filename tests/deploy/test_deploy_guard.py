@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.deploy.services import _origins
-from flows.ops.guard import PAGE, PREFECT, Guard
+from flows.ops.guard import Guard
+from flows.ops.listeners import PAGE, PREFECT
 
 OWN = "127.0.0.1:4200"
 

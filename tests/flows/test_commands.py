@@ -42,7 +42,7 @@ def test_serve_allows_the_hosts_of_the_option_or_else_of_the_environment(cpb, mo
         seen.append((listener.name, hosts))
         ready(f"http://{host}:{port}")
 
-    monkeypatch.setattr("flows.ops.serve.serve", serve)
+    monkeypatch.setattr("flows.ops.serve.run_server", serve)
     assert cpb("serve") == (0, {"url": "http://127.0.0.1:8000", "docs": "http://127.0.0.1:8000/docs"})
     cpb("serve", "--allowed-hosts", "box.local,10.0.0.5")
     assert seen == [("page", ["a.local", "b.local"]), ("page", ["box.local", "10.0.0.5"])]

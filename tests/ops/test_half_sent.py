@@ -10,12 +10,13 @@ import uvicorn
 from ports import free_port
 from starting import started
 
-from flows.ops import serve as serving
-from flows.ops.guard import PAGE
+from flows.ops import half_sent
+from flows.ops.half_sent import REQUEST_S, HalfSentEnds
+from flows.ops.listeners import PAGE
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\n"
-ENDED_S = 3 * serving.REQUEST_S
+ENDED_S = 3 * REQUEST_S
 """A connection that is open for so long was not ended; not a measurement."""
 
 
@@ -80,7 +81,7 @@ def test_what_is_not_complete_ends_and_what_is_complete_is_answered(tmp_path):
             client.sendall(
                 b"GET /plotly/plotly.min.js HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             )
-            time.sleep(serving.REQUEST_S + 5)
+            time.sleep(REQUEST_S + 5)
             return b"".join(iter(lambda: client.recv(65536), b""))
 
     with started(PAGE, tmp_path) as (_, port), ThreadPoolExecutor(len(HALVES) + 2) as pool:
@@ -113,9 +114,9 @@ async def kept(scope, receive, send):
 @pytest.fixture
 def upload_port(monkeypatch):
     """The port of a server of `kept`, whose requests have a second."""
-    monkeypatch.setattr(serving, "REQUEST_S", 1)
+    monkeypatch.setattr(half_sent, "REQUEST_S", 1)
     port = free_port()
-    config = uvicorn.Config(kept, port=port, http=serving.HalfSentEnds, lifespan="off", log_level="critical")
+    config = uvicorn.Config(kept, port=port, http=HalfSentEnds, lifespan="off", log_level="critical")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

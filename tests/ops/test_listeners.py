@@ -10,11 +10,11 @@ import pytest
 from ports import free_port
 from starting import COMMANDS, ROOT, listens, processes_of, started, wait_until
 
-from flows.ops.guard import LISTENERS, PAGE
-from flows.ops.serve import serve
+from flows.ops.listeners import LISTENERS, PAGE
+from flows.ops.serve import run_server
 
-ALLOWED = {"flows/ops/serve.py", "tasks/market/simulator.py"}
-"""Modules that may open a port; the second: simulated candles for the command that runs, on loopback."""
+ALLOWED = {"flows/ops/serve.py", "flows/ops/half_sent.py", "tasks/market/simulator.py"}
+"""Modules that may open a port. `half_sent`: the HTTP of the first; the simulator: for its command, on loopback."""
 SERVERS = (
     "uvicorn",
     "hypercorn",
@@ -78,7 +78,7 @@ def test_no_module_opens_a_port_besides_the_one_that_puts_the_guard_before_it(tm
 def test_a_listener_that_is_not_in_the_table_is_not_served():
     new = dataclasses.replace(PAGE, name="new")
     with pytest.raises(ValueError, match="not in LISTENERS"):
-        serve(new, lambda: None, "127.0.0.1", free_port(), print)
+        run_server(new, lambda: None, "127.0.0.1", free_port(), print)
 
 
 def test_the_page_on_security_names_each_listener():

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from ports import free_port
 
-from flows.ops.serve import HalfSentEnds
+from flows.ops.half_sent import HalfSentEnds
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -8,7 +8,7 @@ from browser import launch, needs_browser
 from PIL import Image
 from starting import started, wait_until
 
-from flows.ops.guard import PREFECT, UI
+from flows.ops.listeners import PREFECT, UI
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_browser]
 

@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from flows import runner
 from flows.deploy import services
-from flows.ops.guard import make_password
+from flows.ops.passwords import make_password
 from flows.ops.ports import TAKEN, bind_shared, hold
 from schemas.errors import CpbError
 

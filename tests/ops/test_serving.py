@@ -8,8 +8,8 @@ import pytest
 import uvicorn
 from ports import free_port
 
-from flows.ops.guard import PAGE
-from flows.ops.serve import _Server, serve
+from flows.ops.listeners import PAGE
+from flows.ops.serve import _Server, run_server
 from schemas.errors import CpbError
 
 
@@ -43,13 +43,13 @@ def test_a_host_without_an_address_is_what_must_be_changed(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "bind", unknown)
     with pytest.raises(CpbError, match="another host with --host"):
-        serve(PAGE, lambda: app, "nope", 1, print)
+        run_server(PAGE, lambda: app, "nope", 1, print)
 
 
 def test_a_server_that_cannot_start_says_so_and_is_not_ready():
     said = []
     with pytest.raises(CpbError) as caught:
-        serve(PAGE, lambda: app, "203.0.113.1", 1, said.append)  # an address of no machine
+        run_server(PAGE, lambda: app, "203.0.113.1", 1, said.append)  # an address of no machine
     assert (caught.value.code, said) == ("host", [])
 
     async def broken(scope, receive, send):
@@ -57,5 +57,5 @@ def test_a_server_that_cannot_start_says_so_and_is_not_ready():
         await send({"type": "lifespan.startup.failed"})
 
     with pytest.raises(CpbError, match="did not start") as caught:
-        serve(PAGE, lambda: broken, "127.0.0.1", free_port(), said.append)
+        run_server(PAGE, lambda: broken, "127.0.0.1", free_port(), said.append)
     assert (caught.value.code, said) == ("server", [])

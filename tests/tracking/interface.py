@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def interface(folder, port, first=""):
     """Serve the store of `MLFLOW_TRACKING_URI`; yields the process, and the password once it answers."""
     code = (
-        f"{first}\nfrom flows.ops.serve import serve_ui\n"
+        f"{first}\nfrom flows.ops.mlflow_ui import serve_ui\n"
         f"serve_ui(port={port}, ready=lambda where: print(where.password, flush=True))"
     )
     env = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -10,7 +10,7 @@ import pytest
 from interface import interface
 from ports import free_port
 
-from flows.ops.serve import serve_ui
+from flows.ops.mlflow_ui import serve_ui
 from schemas.errors import CpbError
 from tasks.tracking.runs import finish, log_metrics, search, start_fleet, start_parent
 from tasks.tracking.views import runs_page, views

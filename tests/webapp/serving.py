@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi.testclient import TestClient
 
-from flows.ops.guard import PAGE, Guard
+from flows.ops.guard import Guard
+from flows.ops.listeners import PAGE
 from webapp.app import create_app
 
 

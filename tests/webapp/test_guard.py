@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from serving import client_of, serve
 
-from flows.ops.guard import PAGE, Guard
+from flows.ops.guard import Guard
+from flows.ops.listeners import PAGE
 from schemas.errors import UsageError
 from webapp import app as webapp_app
 from webapp import read
