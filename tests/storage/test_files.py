@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from cpbmodels.fleet.config import write_whole
+from schemas.handover import Failure
 from tasks.storage import folders
 from tasks.storage.files import DRAFT, DiskFull, replacing, write_bytes, write_secret
 from tasks.storage.folders import new_folder
+from tasks.storage.records import write_record
 from tasks.storage.source_code import ROOT
 from tasks.tracking.store import make_sqlite
 
@@ -163,6 +165,65 @@ def test_every_file_follows_the_umask_and_a_secret_does_not(tmp_path, mask, mode
         os.umask(before)
     modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir() if not p.name.startswith(".")}
     assert modes == {"file": mode, "weights": mode, "mlflow.db": mode, "secret": 0o600}
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """What a power cut leaves of each file: the size that it had at its last sync, by inode."""
+    sizes, fsync = {}, os.fsync
+
+    def record(handle):
+        fsync(handle)
+        status = os.fstat(handle)
+        sizes[status.st_ino] = status.st_size
+
+    monkeypatch.setattr(os, "fsync", record)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: write_bytes(path, b"whole"),
+        lambda path: write_record(path, Failure(step="train", reason="why")),
+        lambda path: write_whole(path, b"whole"),
+        lambda path: write_secret(path, "whole"),
+    ],
+)
+def test_a_power_cut_leaves_no_file_with_a_part_of_its_content(tmp_path, monkeypatch, synced, write):
+    """A name may be on disk before its content is: so the content must be, before the file gets its name."""
+    named = []
+
+    def named_by(way):
+        def name(path, other):
+            draft = path if way == "replace" else other
+            named.append(synced.get(draft.stat().st_ino) == draft.stat().st_size > 0)
+            return ways[way](path, other)
+
+        return name
+
+    ways = {way: getattr(Path, way) for way in ("replace", "rename", "hardlink_to")}
+    for way in ways:
+        monkeypatch.setattr(Path, way, named_by(way))
+    write(tmp_path / "file")
+    assert named == [True]
+
+
+def test_a_power_cut_during_the_exchange_of_a_folder_leaves_the_old_or_the_new_one(
+    tmp_path, monkeypatch, synced
+):
+    """The new name is on disk before the first file of the old folder goes."""
+    target, rmtree = tmp_path / "hub", shutil.rmtree
+    target.mkdir()
+
+    def remove(path, **how):
+        assert tmp_path.stat().st_ino in synced
+        rmtree(path, **how)
+
+    monkeypatch.setattr("tasks.storage.folders.shutil.rmtree", remove)
+    with new_folder(target) as draft:
+        (draft / "new").touch()
+    assert [p.name for p in target.iterdir()] == ["new"]
 
 
 def test_drafts_of_killed_writers_are_swept_after_a_day(tmp_path):
