@@ -6,10 +6,10 @@ import signal
 import sys
 from pathlib import Path
 
-import fork_server
 import pytest
-import schema_copies
 from hypothesis import settings
+
+from tests.tools import fork_server, schema_copies
 
 OWN_SETTINGS = ("CPB_", "HF_ENDPOINT", "HF_TOKEN", "MLFLOW_TRACKING_", "PREFECT_API_", "WANDB_API_KEY")
 """How variables begin that a person sets for cpb, the Hub, MLflow, Prefect and W&B."""

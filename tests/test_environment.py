@@ -21,8 +21,8 @@ SETTINGS = {
 
 def test_settings_of_a_shell_reach_no_test():
     done = subprocess.run(
-        [sys.executable, "-c", "import os, conftest; print(*os.environ)"],
-        cwd=Path(__file__).parent,
+        [sys.executable, "-c", "import os; from tests import conftest; print(*os.environ)"],
+        cwd=Path(__file__).parents[1],
         env=os.environ | SETTINGS,
         capture_output=True,
         text=True,

@@ -3,7 +3,6 @@
 from datetime import timedelta
 
 import pytest
-from in_process import train_by
 from prefect.context import FlowRunContext
 
 from flows.train_all import start_run
@@ -27,6 +26,7 @@ from tasks.steps import features, forecast, ingest, opened_engine, plan, promote
 from tasks.tracking.store import open_store
 from tasks.training import trainer
 from tasks.training.progress import FleetProgress
+from tests.tools.in_process import train_by
 
 SPEC = RunSpec(
     coins="BTC,ETH",

@@ -1,12 +1,12 @@
 """Two coins with two folds each, and one that is too young, as feature files below a home of their own."""
 
 import pytest
-from known_markets import TINY, A, B, busy_hours
 
 from cpbmodels.data.columns import feature_frame
 from schemas.handover import SeriesRecord
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.storage.records import file_digest
+from tests.tools.known_markets import TINY, A, B, busy_hours
 
 ROWS = 4000
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 import numpy as np
 import polars as pl
 import pytest
-from known_markets import A, B, H
 
 from cpbmodels.data.series import Prediction
 from schemas.handover import Failure
@@ -18,6 +17,7 @@ from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.rolling import TOO_SHORT, Baseline, as_json, judge_models, robust_har
 from tasks.figures.judged import COLUMNS
 from tasks.judging import pool, scores
+from tests.tools.known_markets import A, B, H
 
 REFERENCE = Baseline("reference", scores.ewma_walk)
 HAR = Baseline("har", robust_har)

@@ -4,7 +4,6 @@ import json
 
 import polars as pl
 import pytest
-from known_markets import TINY, A, B, busy_hours
 
 import flows.backtest
 from flows.backtest import run_backtest
@@ -14,6 +13,7 @@ from tasks.backtesting import audit
 from tasks.storage.records import file_digest
 from tasks.training.shard import prepare, read_result
 from tasks.training.trainer import train_job
+from tests.tools.known_markets import TINY, A, B, busy_hours
 
 KLINES = {A: busy_hours(4000, 0), B: busy_hours(4000, 1)}
 

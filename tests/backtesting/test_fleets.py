@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from known_markets import A, B
 
 import cpbmodels
 from schemas.handover import Failure, ShardResult, TrainedMember
@@ -16,6 +15,7 @@ from tasks.backtesting.report import plan_backtest
 from tasks.storage.records import write_npz
 from tasks.training.plan import job_key
 from tasks.training.shard import shard_folder
+from tests.tools.known_markets import A, B
 
 
 @pytest.fixture

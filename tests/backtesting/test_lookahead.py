@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from known_markets import A, H, bounds_of, busy_hours
 
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
@@ -29,6 +28,7 @@ from tasks.backtesting.rolling import robust_har
 from tasks.judging import scores
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
+from tests.tools.known_markets import A, H, bounds_of, busy_hours
 
 ROWS = 3600
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from known_markets import judged, market
 
 from tasks.backtesting.rolling import all_pairs
 from tasks.judging import pool
+from tests.tools.known_markets import judged, market
 
 
 def test_every_pair_of_a_timeframe_is_compared_once():

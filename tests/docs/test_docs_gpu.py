@@ -5,11 +5,11 @@ import shlex
 
 import pytest
 import typer
-from snippets import ROOT, blocks, script
 
 import cpbmodels
 from cpbmodels.device import monitor
 from tasks.training.progress import EPOCHS_PER_LINE, device_figures
+from tests.tools.doc_blocks import ROOT, blocks, script
 
 GPU = (ROOT / "docs/gpu.md").read_text()
 INSTALL = (ROOT / "docs/install.md").read_text()

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from snippets import ROOT
 
 from schemas.run import RunSpec
 from tasks.tracking.archive import KEEP
+from tests.tools.doc_blocks import ROOT
 
 NOTEBOOK = json.loads((ROOT / "docs/colab.ipynb").read_text())
 CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]

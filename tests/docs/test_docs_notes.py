@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from snippets import ROOT, cpb_commands
+
+from tests.tools.doc_blocks import ROOT, cpb_commands
 
 PAGE = "docs/notes.md"
 TEXT = (ROOT / PAGE).read_text()

@@ -16,12 +16,12 @@ from pathlib import Path
 import mlflow
 import polars as pl
 import pytest
-from fake_hub import TOKEN, fake_hub
-from snippets import EXECUTED, ROOT, blocks
 
 from schemas.identity import SeriesId
 from tasks.market import simulator
 from tasks.market.klines import read_klines
+from tests.tools.doc_blocks import EXECUTED, ROOT, blocks
+from tests.tools.fake_hub import TOKEN, fake_hub
 
 BY_PAGE: dict[str, list] = {}
 for fenced in blocks():
@@ -46,7 +46,7 @@ sys.modules["ccxt"] = types.SimpleNamespace(kraken=lambda: kraken)
 """Python that a page's reader has run before its first snippet: data of one's own, names that the text explains."""
 DUE = """
 from pathlib import Path
-from live_record import read
+from tests.tools.live_record import read
 from schemas.frames import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from snippets import ROOT
+
+from tests.tools.doc_blocks import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 import typer
-from snippets import EXECUTED, PAGES, ROOT, SHELL, SHOWN, blocks, cpb_commands, prose
 
 import cpbmodels
 from cpbmodels.arch.options import ALIASES
 from schemas.run import PRESET_ARCHITECTURES
+from tests.tools.doc_blocks import EXECUTED, PAGES, ROOT, SHELL, SHOWN, blocks, cpb_commands, prose
 
 WRITTEN = [*PAGES, ROOT / "benchmarks/RESULTS.md", ROOT / "CHANGELOG.md"]
 FOREIGN = re.compile(r"\.\./(shared|facts)|shared/facts")

@@ -11,7 +11,8 @@ import time
 import httpx
 import pytest
 import websockets
-from deployed import ROOT, Deployed, wait_for
+
+from tests.tools.deployed import ROOT, Deployed, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -6,7 +6,8 @@ import sys
 import time
 
 import pytest
-from deployed import Deployed, wait_for
+
+from tests.tools.deployed import Deployed, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

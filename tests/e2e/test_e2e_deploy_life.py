@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import psutil
 import pytest
-from deployed import Deployed, wait_for
+
+from tests.tools.deployed import Deployed, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

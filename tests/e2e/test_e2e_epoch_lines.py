@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from terminal import Terminal
+
+from tests.tools.terminal import Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

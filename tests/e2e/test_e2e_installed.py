@@ -15,10 +15,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import wheelhouse
-from ports import free_port
 
 from tasks.storage.wheel import light_wheel
+from tests.tools import wheelhouse
+from tests.tools.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("flows", "tasks", "schemas", "webapp", "cpbmodels", "benchmarks")

@@ -10,12 +10,12 @@ from contextlib import closing, suppress
 
 import psutil
 import pytest
-from folder_mirror import FolderMirror
-from terminal import Terminal
 
 from tasks.market.simulator import serve
 from tasks.running.parallel import usable_cores
 from tasks.training.shard import read_result
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.terminal import Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from mlflow_server import documented_server
+
+from tests.tools.mlflow_server import documented_server
+from tests.tools.trainer_tools import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "training"))
-from trainer_tools import wait_until  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deployed import Deployed
-from mlflow_server import documented_server
+
+from tests.tools.deployed import Deployed
+from tests.tools.mlflow_server import documented_server
+from tests.tools.postgres_tools import postgres_server
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "tracking"))
-from postgres_tools import postgres_server  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -9,11 +9,11 @@ from datetime import datetime
 
 import polars as pl
 import pytest
-from folder_mirror import FolderMirror, rest_of
 from mlflow.tracking import MlflowClient
 
 from schemas.identity import INTERVAL_SECONDS
 from tasks.market.simulator import quarter_hours, serve, to_checksum, to_csv, to_zip
+from tests.tools.folder_mirror import FolderMirror, rest_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

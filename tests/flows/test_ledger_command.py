@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from live_record import made_forecasts, write_walk
 
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.record import score_due
+from tests.tools.live_record import made_forecasts, write_walk
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
 FIRST = datetime(2025, 1, 1, tzinfo=UTC)

@@ -7,7 +7,6 @@ import pytest
 import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_options import command_of
 from typer.testing import CliRunner
 
 from cpbmodels import preset
@@ -18,6 +17,7 @@ from schemas.errors import UsageError
 from schemas.run import BacktestSpec, RunSpec, TrainSpec
 from schemas.scope import Spec
 from schemas.tuning import TuneSpec
+from tests.tools.flow_options import command_of
 
 FIELDS = (*Preset.__dataclass_fields__,)
 NAMES = (*FIELDS, *ALIASES, *BY_SET)

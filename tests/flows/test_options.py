@@ -4,30 +4,14 @@ import json
 
 import pytest
 import typer
-from test_parameters import BACKTEST, CASES
 from typer.testing import CliRunner
 
 from flows.cli.app import _app
-from flows.cli.options import BY_SET, FILES, Command, cli_options, parse_value
+from flows.cli.options import BY_SET, FILES, cli_options, parse_value
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, BoardSpec, RunSpec, TrainSpec
 from schemas.scope import ForecastSpec, ScopeSpec
-
-
-def command_of(spec, **options):
-    """Return what calls a command of `spec` with words, and gives the spec that arrives."""
-    seen = []
-    app = typer.Typer()
-    app.command(cls=Command)(cli_options(spec, **options)(lambda spec: seen.append(spec)))
-
-    def call(*words):
-        done = CliRunner().invoke(app, list(words))
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        assert done.exit_code == 0, done.output
-        return seen.pop()
-
-    return call
+from tests.tools.flow_options import BACKTEST, CASES, command_of
 
 
 def typed(values):

@@ -8,57 +8,7 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.runner import flow_parameters
 from schemas.run import BacktestSpec, RunSpec
-from schemas.scope import IngestSpec, ScopeSpec
-
-SCOPE = {
-    "coins": "exchange",
-    "timeframes": "5m,4h",
-    "source": "/",
-    "market": "um",
-    "since": "2023-01-02",
-    "as_of": "2024-01-02T03:04:05",
-    "tail": True,
-}
-RUN = SCOPE | {
-    "architectures": "gru,lstm-universal",
-    "preset": "mine.toml,smoke",
-    "device": "cuda:1",
-    "profile": "gpu-6gb",
-    "dtype": "float64",
-    "kernels": False,
-    "seed": 7,
-    "seeds": 2,
-    "overrides": {"epochs": 5, "lr": 0.01},
-    "train_timeout_s": 12.5,
-    "engine": "local",
-    "repo": "alice/models",
-    "force": "a wrong feed",
-    "prune": True,
-    "wandb": True,
-    "serving": True,
-    "preset_files": {
-        "mine.toml": {"base": "smoke", "architectures": ["lstm-universal"], "options": {"hidden_dim": 8}},
-    },
-}
-NO_BACKTEST = {"repo", "force", "prune", "wandb", "serving"}
-BACKTEST = {name: value for name, value in RUN.items() if name not in NO_BACKTEST} | {
-    "folds": 2,
-    "baselines": "random-walk",
-    "check_lookahead": True,
-    "out": "out",
-}
-CASES = [
-    (ScopeSpec, SCOPE, set()),
-    (IngestSpec, SCOPE, set()),
-    (RunSpec, RUN, set()),
-    (BacktestSpec, BACKTEST, NO_BACKTEST | {"gate", "trials"}),
-    # The gate needs a single timeframe.
-    (
-        BacktestSpec,
-        BACKTEST | {"gate": True, "trials": 3, "timeframes": "4h"},
-        NO_BACKTEST,
-    ),
-]
+from tests.tools.flow_options import CASES
 
 
 @pytest.mark.parametrize(("spec", "values", "cannot"), CASES)

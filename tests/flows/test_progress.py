@@ -6,10 +6,10 @@ import sys
 
 import pytest
 from rich.console import Console
-from terminal import Terminal
 
 from flows.console import Display, shown_progress
 from tasks.running.parallel import NOT_ENDED, report_line, report_progress, reporting, reports_to, run_each
+from tests.tools.terminal import Terminal
 
 PROGRAM = """
 import time

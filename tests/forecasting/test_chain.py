@@ -10,18 +10,20 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import fork_server
 import polars as pl
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, flip, rows_at, write_candles
-from live_record import read
-from verifying import verify_forecasts as verify
 
 from schemas.errors import CpbError
 from tasks.forecasting import chain, months
 from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, parse_line, read_lines, rows_digest
 from tasks.forecasting.months import month_bytes
 from tasks.forecasting.record import score_due
+from tests.tools import fork_server
+from tests.tools.forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, flip, rows_at, write_candles
+from tests.tools.live_record import read
+from tests.tools.verifying import verify_forecasts as verify
+
+ROOT = Path(__file__).parents[2]
 
 PEPE_MAY = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet"
 PEPE_JUNE = PEPE_MAY.replace("05.parquet", "06.parquet")
@@ -366,9 +368,9 @@ def test_a_damaged_pending_file_is_named_and_nothing_is_stored_until_it_is_resto
 
 KILLED = """
 import os, signal, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {root!r})
 from pathlib import Path
-from forecast_tools import BTC, PEPE, rows_at
+from tests.tools.forecast_tools import BTC, PEPE, rows_at
 from tasks.forecasting import chain
 home, limit, seen = Path({home!r}), {limit}, 0
 batch = {{series: rows_at({hours}, series=series) for series in (PEPE, BTC)}}
@@ -386,7 +388,7 @@ print(chain.append(home, "spot", "forecasts", batch), seen)
 
 def killed_at(forking, home, limit, hours):
     """Run one batch in a process that is killed before its `limit`-th access to a file; whether it was."""
-    code = KILLED.format(tests=str(Path(__file__).parent), home=str(home), limit=limit, hours=hours)
+    code = KILLED.format(root=str(ROOT), home=str(home), limit=limit, hours=hours)
     done = subprocess.run([forking / fork_server.CODE, code], capture_output=True, text=True, check=False)
     assert done.returncode in (0, -9), done.stderr
     return done.returncode == -9
@@ -415,9 +417,9 @@ def test_a_kill_leaves_rows_and_line_or_neither(tmp_path, forking, limit, stored
 
 WRITER = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {root!r})
 from pathlib import Path
-from forecast_tools import BTC, PEPE, rows_at
+from tests.tools.forecast_tools import BTC, PEPE, rows_at
 from tasks.forecasting import chain
 for hours in range({first}, {first} + 12):
     batch = {{series: rows_at(hours, series=series) for series in (PEPE, BTC)}}
@@ -426,8 +428,7 @@ for hours in range({first}, {first} + 12):
 
 
 def test_two_processes_at_once_lose_nothing_and_their_lines_fit(tmp_path):
-    tests = str(Path(__file__).parent)
-    codes = [WRITER.format(tests=tests, home=str(tmp_path), first=first) for first in (0, 6)]
+    codes = [WRITER.format(root=str(ROOT), home=str(tmp_path), first=first) for first in (0, 6)]
     writers = [subprocess.Popen([sys.executable, "-c", code]) for code in codes]
     assert [writer.wait(120) for writer in writers] == [0, 0]
 

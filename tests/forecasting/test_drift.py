@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
-from live_record import HORIZON, made_forecasts, write_walk
-from packaged import weights_sha256, write_packaged
 
 from schemas.identity import SeriesId
 from schemas.ledger import BANDS, JudgedMetrics, Reference
@@ -29,6 +27,8 @@ from tasks.forecasting.watch import (
     update,
 )
 from tasks.storage.model_folder import ModelConfig
+from tests.tools.live_record import HORIZON, made_forecasts, write_walk
+from tests.tools.packaged import weights_sha256, write_packaged
 
 PEPE, BTC = SeriesId("spot", "PEPEUSDT", "1h"), SeriesId("spot", "BTCUSDT", "1h")
 FIRST = datetime(2025, 1, 1, tzinfo=UTC)

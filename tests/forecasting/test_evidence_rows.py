@@ -3,11 +3,11 @@
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import HOUR, PEPE, START, append, rows_at, write_candles
-from live_record import ledger
 
 from tasks.forecasting.record import score_due
 from tasks.forecasting.score import evidence_rows
+from tests.tools.forecast_tools import HOUR, PEPE, START, append, rows_at, write_candles
+from tests.tools.live_record import ledger
 
 LAST = 8.25e-6
 CLOSES = [LAST * (1 + 0.002 * (-1) ** i * i) for i in range(1, 60)]

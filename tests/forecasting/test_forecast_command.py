@@ -4,39 +4,14 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, START, WEIGHTS, append, rows_at, write_candles
 
 from flows.console import price
 from flows.forecast import run_forecast
 from schemas.errors import CpbError
-from schemas.handover import Failure, ForecastBatch, IngestResult, Issued
-from schemas.ledger import Score, Watching
+from schemas.handover import Failure, ForecastBatch
 from schemas.scope import ForecastSpec
-from tasks.steps import Serving
-
-VERDICT = "better than the random walk"
-
-
-class Steps:
-    """Steps that find every candle and forecast as stored."""
-
-    def one(self, step, scope, *_):
-        if step.name == "champions":
-            models = tuple(SimpleNamespace(series=series, verdict=VERDICT) for series in (BTC, PEPE))
-            return Serving(models, ())
-        series = tuple(scope.series)
-        results = {
-            "ingest": IngestResult(series=series),
-            "forecast": ForecastBatch(
-                issued=tuple(
-                    Issued(series=s, model_version=f"{s.registered}/1", verdict=VERDICT) for s in series
-                ),
-                total_rows=10 * len(series),
-            ),
-            "score": Score(),
-            "watch": Watching(),
-        }
-        return results[step.name]
+from tests.tools.forecast_steps import VERDICT, Steps
+from tests.tools.forecast_tools import BTC, HOUR, PEPE, START, WEIGHTS, append, rows_at, write_candles
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, START, append, flip, rows_at, write_candles
-from live_record import ledger, read
-from verifying import verify_forecasts as verify
 
 from schemas.errors import DamagedError
 from tasks.forecasting import months
 from tasks.forecasting.months import FORECASTS, latest
 from tasks.forecasting.published import RESTORE
 from tasks.forecasting.record import ledger_rows, score_due, write_summary
+from tests.tools.forecast_tools import BTC, HOUR, PEPE, START, append, flip, rows_at, write_candles
+from tests.tools.live_record import ledger, read
+from tests.tools.verifying import verify_forecasts as verify
 
 
 def cut(path):

@@ -3,13 +3,13 @@ from datetime import timedelta
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, WEIGHTS, append, files_of, rows_at
-from live_record import read
 
 from schemas.errors import MemberError
 from schemas.frames import FORECAST_SCHEMA
 from tasks.forecasting.issue import contract_rows
 from tasks.forecasting.months import latest, series_with_forecasts
+from tests.tools.forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, WEIGHTS, append, files_of, rows_at
+from tests.tools.live_record import read
 
 
 def test_a_ten_step_forecast_is_ten_rows_of_the_contract(tmp_path):

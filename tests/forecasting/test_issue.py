@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, START, write_candles
-from packaged import weights_sha256, write_packaged
 
 import cpbmodels
 from cpbmodels.data.columns import LAMBDA
@@ -21,6 +19,8 @@ from schemas.scope import ScopeSpec
 from tasks.forecasting import issue
 from tasks.forecasting.months import latest, series_with_forecasts
 from tasks.storage.packaged import ServedModel
+from tests.tools.forecast_tools import BTC, HOUR, PEPE, START, write_candles
+from tests.tools.packaged import weights_sha256, write_packaged
 
 LINK = BTC.__class__("spot", "LINKUSDT", "1h")
 

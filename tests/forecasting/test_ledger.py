@@ -4,13 +4,13 @@ import subprocess
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
-from live_record import ledger
-from verifying import verify_ledger
 
 from tasks.forecasting.months import load
 from tasks.forecasting.record import score_due
 from tasks.forecasting.score import settled_path
+from tests.tools.forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
+from tests.tools.live_record import ledger
+from tests.tools.verifying import verify_ledger
 
 
 def score(home, now, series=PEPE):

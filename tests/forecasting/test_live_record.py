@@ -5,9 +5,6 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, flip
-from live_record import ledger, made_forecasts, write_walk
-from verifying import verify_ledger
 
 from schemas.ledger import TOO_FEW
 from tasks.forecasting import chain, record, score
@@ -24,6 +21,9 @@ from tasks.forecasting.record import (
     score_due,
 )
 from tasks.forecasting.score import newest_scored
+from tests.tools.forecast_tools import BTC, PEPE, flip
+from tests.tools.live_record import ledger, made_forecasts, write_walk
+from tests.tools.verifying import verify_ledger
 
 FIRST = datetime(2025, 1, 20, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

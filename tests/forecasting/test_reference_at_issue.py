@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from known_markets import A, H, market
-from packaged import write_packaged
 
 from schemas.errors import MemberError
 from tasks.forecasting.issue import reference_of, reference_prices
 from tasks.judging.scores import fit_reference, reference
 from tasks.storage.model_folder import REFERENCE, write_reference
 from tasks.storage.packaged import read_packaged
+from tests.tools.known_markets import A, H, market
+from tests.tools.packaged import write_packaged
 
 COLUMNS = ("r_close", "log_range_mean_24")
 

@@ -12,10 +12,8 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 import pytest
-from forecast_tools import HOUR, PEPE, START, WEIGHTS, append, rows_at, write_candles
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verifying import verify_forecasts
 
 from schemas.frames import FORECAST_SCHEMA
 from tasks.forecasting import lines
@@ -23,6 +21,8 @@ from tasks.forecasting.months import FORECASTS, issues, latest, load, month_byte
 from tasks.forecasting.record import read_summary, score_due
 from tasks.hub.record_export import write_record
 from tasks.hub.restore import restore_record
+from tests.tools.forecast_tools import HOUR, PEPE, START, WEIGHTS, append, rows_at, write_candles
+from tests.tools.verifying import verify_forecasts
 
 ADDED = ["weights_sha256", "standing"]
 MAY, JUNE = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05", "forecasts/interval=1h/symbol=PEPEUSDT/2025-06"

@@ -6,7 +6,6 @@ import numpy as np
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_record import made_forecasts
 
 from cpbmodels.data.columns import feature_frame
 from schemas.errors import CpbError
@@ -15,6 +14,7 @@ from schemas.identity import SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.lines import chain_path, parse_line
 from tasks.market.simulator import candles
+from tests.tools.live_record import made_forecasts
 
 FIRST = datetime(2024, 1, 31, 20, tzinfo=UTC)
 SERIES = [SeriesId("spot", f"C{i}USDT", "1h") for i in range(12)]

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, rows_at, write_candles
 
 from schemas.identity import SeriesId
 from tasks.forecasting.watch import find_stale
+from tests.tools.forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, rows_at, write_candles
 
 NOON = datetime(2025, 6, 10, 12, tzinfo=UTC)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC
 
 import cpbmodels
 from cpbmodels.data.columns import LAMBDA
@@ -29,6 +28,7 @@ from tasks.forecasting.watch import check_drift, read_watch
 from tasks.storage.model_folder import REFERENCE, write_reference
 from tasks.storage.packaged import packaged_models, read_packaged
 from tasks.storage.records import file_digest
+from tests.tools.forecast_tools import BTC
 
 FIRST = datetime(2025, 5, 1, tzinfo=UTC)
 ROWS = 700

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from forecast_tools import BTC, START, append, flip, rows_at
-from test_forecast_command import Steps
 
 import cpbmodels
 from cpbmodels.data import touch
@@ -19,6 +17,8 @@ from schemas.errors import MemberError
 from tasks.forecasting.months import latest
 from tasks.forecasting.touch_chances import stops, touch_of, touched
 from tasks.storage.records import file_digest
+from tests.tools.forecast_steps import Steps
+from tests.tools.forecast_tools import BTC, START, append, flip, rows_at
 
 LAST = 104_321.5
 

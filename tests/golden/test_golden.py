@@ -15,14 +15,21 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-import fork_server
 import numpy as np
 import polars as pl
 import pytest
 from safetensors.numpy import load_file, save_file
-from values import board_items, decision_items, differences, fleet_items, forecast_items, machine
 
 from tasks.market.simulator import SimulatedMirror
+from tests.tools import fork_server
+from tests.tools.golden_values import (
+    board_items,
+    decision_items,
+    differences,
+    fleet_items,
+    forecast_items,
+    machine,
+)
 
 HERE = Path(__file__).parent
 MARKET = HERE.parents[1] / "../shared/market"

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from folder_mirror import FolderMirror
-from hub_models import REPO, candles, publish_models, trained
 
 from cpbmodels import Series, load
 from schemas.identity import INTERVAL_SECONDS
 from tasks.market import simulator
 from tasks.storage.wheel import light_wheel
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.hub_models import REPO, candles, publish_models, trained
 
 ROOT = Path(__file__).parents[2]
 BINANCE_HERE = """

@@ -9,13 +9,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
 import pytest
-from fake_hub import TOKEN, fake_hub
-from hub_models import REPO, publish_models, series, trained
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpbmodels import ModelError, from_hub, load
 from cpbmodels.hub import commit_of, fetch, hub_of_environment, list_models
+from tests.tools.fake_hub import TOKEN, fake_hub
+from tests.tools.hub_models import REPO, publish_models, series, trained
 
 
 @pytest.fixture

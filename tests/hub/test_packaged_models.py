@@ -4,9 +4,6 @@ import shutil
 
 import numpy as np
 import pytest
-from hub_models import series as walk
-from hub_models import trained
-from verifying import verify_champions
 
 import cpbmodels
 from schemas.errors import CpbError
@@ -26,6 +23,9 @@ from tasks.tracking.registry import (
 from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
 from tasks.tracking.store import open_store, take_store
 from tasks.verify import packaged_behind, packaged_differences, verify_all
+from tests.tools.hub_models import series as walk
+from tests.tools.hub_models import trained
+from tests.tools.verifying import verify_champions
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 

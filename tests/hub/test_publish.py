@@ -1,36 +1,17 @@
-import json
 import logging
 import socket
 import traceback
 
-import numpy as np
 import pytest
-from fake_hub import TOKEN, blob_oid
-from safetensors.numpy import save_file
 
 from schemas.errors import CpbError, UsageError
-from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
-from tasks.storage.model_folder import file_digests
-from tasks.tracking.registry import Champion
+from tests.tools.fake_hub import TOKEN, blob_oid
+from tests.tools.hub_models import champion
 
 REPO = "alice/cpb-models"
-
-
-def champion(
-    folder, symbol="BTCUSDT", timeframe="1h", ratio=0.98, seed=0, market="spot", damage="", **metrics
-):
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = np.random.default_rng(seed).standard_normal((64, 8)).astype(np.float32)
-    save_file({"w": weights}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"architecture": "har", "symbol": symbol}))
-    (folder / "forecast.png").write_bytes(b"\x89PNG" + bytes(50))
-    (folder / "secret.txt").write_text("not part of a model folder")
-    scores = {"test_crps_ratio": ratio, "test_directional_accuracy": 0.5} | metrics
-    tags = {"architecture": "har", "verdict": "better (x)", "files": json.dumps(file_digests(folder))}
-    return Champion(SeriesId(market, symbol, timeframe), "3", "run", folder, scores, tags, damage)
 
 
 @pytest.fixture

@@ -9,63 +9,23 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
-from hub_models import REPO
-from live_record import made_forecasts, write_walk
-from test_publish import champion
-from verifying import verify_published
 
 from schemas.errors import CpbError
-from schemas.frames import REFERENCE_COLUMNS
-from schemas.identity import SeriesId, tree_of
-from tasks.forecasting.chain import append, pending_path
+from schemas.identity import SeriesId
+from tasks.forecasting.chain import pending_path
 from tasks.forecasting.lines import chain_path, last_line, line_hash, read_lines
-from tasks.forecasting.record import score_due
 from tasks.hub import record_export
 from tasks.hub.publish import publish
-from tasks.hub.tree import build_tree
+from tests.tools.hub_models import REPO
+from tests.tools.published_record import BTC, BTC_ROWS, ROWS, SCORES, build, damage, rewrite, store, verify
+from tests.tools.verifying import verify_published
 
-BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
-FIRST = datetime(2025, 1, 1, tzinfo=UTC)
-ROWS = "forecasts/interval=1h/symbol={}USDT/2025-0{}.jsonl.gz"
-BTC_ROWS, SCORES = ROWS.format("BTC", 1), "ledger/interval=1h/symbol=BTCUSDT/2025-01.jsonl.gz"
 DOCS = Path(__file__).parents[2] / "docs" / "publishing.md"
-
-
-def store(home, hours, *coins):
-    """Forecasts of these hours, a batch for each, the first without the reference."""
-    for hour in hours:
-        batch = {}
-        for seed, coin in enumerate(coins):
-            close = write_walk(home, coin, FIRST, 24 * 40, seed)
-            rows = made_forecasts(coin, FIRST, close, np.atleast_1d(hour), reference=1.5)
-            missing = [pl.lit(None, pl.Float64).alias(name) for name in REFERENCE_COLUMNS]
-            batch[coin] = rows.with_columns(missing) if np.ndim(hour) == 0 and hour == 30 else rows
-        done = append(home, coins[0].market, "forecasts", batch)
-        assert all(isinstance(stored, int) and stored for stored in done.values()), done
-
-
-def build(home, market="spot"):
-    """Write the folder to publish; returns it and what was reported."""
-    reported = []
-    model = champion(home.with_name("model"), market=market)
-    tree = build_tree([model], tree_of(home, "hub", market), REPO, home, reported.append)
-    return tree, [failure.reason for failure in reported]
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A published home: 35 days of live forecasts of two coins in four batches, and their scores; not to be changed."""
-    home = tmp_path_factory.mktemp("recorded") / "data"
-    store(home, [30, 31, np.arange(36, 24 * 20, 6), np.arange(24 * 20, 24 * 36, 6)], BTC, ETH)
-    assert score_due(home, [BTC, ETH], FIRST + timedelta(days=39)).rows
-    assert build(home) == (home / "hub", [])
-    return home
 
 
 @pytest.fixture
@@ -78,26 +38,8 @@ def tree(home):
     return home / "hub"
 
 
-def verify(folder, *options):
-    """Run the verifier with Python alone, elsewhere; returns its exit code, what it printed and its error."""
-    command = [sys.executable, "-I", "-S", str(folder / "verify.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=60)
-    return done.returncode, done.stdout, done.stderr
-
-
 def head_of(home):
     return json.loads(last_line(chain_path(home, "spot")))["hash"]
-
-
-def rewrite(path, change):
-    """Change the lines of a row file."""
-    lines = change(gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True))
-    path.write_bytes(gzip.compress("".join(lines).encode()))
-
-
-def damage(home, file):
-    path = home / file.replace(".jsonl.gz", ".parquet")
-    path.write_bytes(path.read_bytes()[:-3])
 
 
 def test_a_stranger_checks_the_record_without_cpb(tree, home):

@@ -12,25 +12,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hub_models import REPO
 from hypothesis import given
 from hypothesis import strategies as st
-from live_record import made_forecasts, write_walk
-from test_publish import champion
-from test_record_export import (
-    BTC,
-    BTC_ROWS,
-    ETH,
-    FIRST,
-    SCORES,
-    build,
-    damage,
-    recorded,
-    rewrite,
-    store,
-    verify,
-)
-from verifying import of_kind, verify_forecasts, verify_published
 
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
@@ -43,8 +26,22 @@ from tasks.hub.restore import restore_record
 from tasks.hub.tree import SUMS, build_tree
 from tasks.storage.home_version import mark_home
 from tasks.verify import verify_all
+from tests.tools.hub_models import REPO, champion
+from tests.tools.live_record import made_forecasts, write_walk
+from tests.tools.published_record import (
+    BTC,
+    BTC_ROWS,
+    ETH,
+    FIRST,
+    SCORES,
+    build,
+    damage,
+    rewrite,
+    store,
+    verify,
+)
+from tests.tools.verifying import of_kind, verify_forecasts, verify_published
 
-assert recorded  # the fixture of the same home
 verify_record = of_kind("published record")
 BTC_MONTH = BTC_ROWS.replace(".jsonl.gz", ".parquet")
 

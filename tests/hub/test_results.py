@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_publish import champion
 
 from cpbmodels import preset
 from schemas.errors import CpbError, DamagedError
@@ -21,6 +20,7 @@ from tasks.hub.tree import SUMS, build_tree, read_sums, tree_faults
 from tasks.storage.recipes import options_read
 from tasks.tracking import results
 from tasks.tracking.results import FIELDS, results_fault, results_path, write_results
+from tests.tools.hub_models import champion
 
 CONFIG = {
     "architecture": "gru",

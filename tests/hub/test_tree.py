@@ -6,11 +6,8 @@ from types import SimpleNamespace
 
 import polars as pl
 import pytest
-from fake_hub import metadata_faults
-from hub_models import candles
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
-from test_publish import champion
 
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import COINS
@@ -19,6 +16,8 @@ from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
 from tasks.storage.wheel import Wheel, light_wheel
+from tests.tools.fake_hub import metadata_faults
+from tests.tools.hub_models import candles, champion
 
 WHEEL = Wheel("cpbmodels-9.9-py3-none-any.whl", b"the library")
 

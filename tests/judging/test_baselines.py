@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from known_markets import A, B, H, bounds_of, busy_hours
 
 from cpbmodels.data.columns import feature_frame
 from tasks.backtesting.rolling import robust_har
 from tasks.judging import scores
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
+from tests.tools.known_markets import A, B, H, bounds_of, busy_hours
 
 FITS = {
     "walk": scores.random_walk,

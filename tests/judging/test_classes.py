@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from known_markets import market
 from sklearn import metrics as sk
 
 from schemas.errors import MemberError
 from tasks.judging.member import judge_classes, ranked_probability_score, true_classes
 from tasks.judging.pool import apply_holm, judge_pool
+from tests.tools.known_markets import market
 
 BAND = 0.3
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from known_markets import HOUR_US, H, judged, market
 
 from schemas.errors import MemberError
 from tasks.judging import pool, scores
 from tasks.judging.member import MemberScore, judge_member
+from tests.tools.known_markets import HOUR_US, H, judged, market
 
 
 def test_realised_is_the_cumulative_log_return():

@@ -9,11 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from schemas.handover import TrainedMember
-from schemas.identity import ModelId, SeriesId
 from tasks.judging import fleet as module
 from tasks.judging.fleet import Judges
 from tasks.running.resident import Cores
+from tests.tools.judged_members import member
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = """
@@ -26,11 +25,6 @@ def serve(requests):
             os._exit(9)
         requests.answer([])
 """
-
-
-def member(name):
-    model = ModelId("gru", "smoke", SeriesId("spot", "BTCUSDT", "1h"), 1)
-    return TrainedMember(model=model, name=name, files={}, history=(), report={})
 
 
 @pytest.fixture
@@ -68,7 +62,7 @@ def test_nothing_to_judge_starts_no_process(fake):
 def test_a_judge_dies_with_the_command(fake):
     code = (
         "import sys, pathlib; from tasks.judging import fleet; from tasks.running.resident import Cores\n"
-        "fleet.JUDGE = 'fake_judge'; sys.path.insert(0, 'tests/judging'); from test_judges import member\n"
+        "fleet.JUDGE = 'fake_judge'; from tests.tools.judged_members import member\n"
         "fleet.Judges(Cores(1)).judge(pathlib.Path(sys.argv[1]), [member('SLOW')])"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(fake)], cwd=ROOT)

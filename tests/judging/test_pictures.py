@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from known_markets import market
 
 from tasks.judging import pictures
 from tasks.judging.scores import LEVELS
+from tests.tools.known_markets import market
 
 
 def forecast(path, seed, origin, horizon):

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from known_markets import A, H, market
 
 from cpbmodels.data.columns import LAMBDA
 from schemas.errors import DamagedError
 from tasks.judging.scores import fit_reference, reference, reference_quantiles
 from tasks.storage.model_folder import REFERENCE, read_reference, write_reference
 from tasks.storage.records import member_subject
+from tests.tools.known_markets import A, H, market
 
 
 def test_a_stored_reference_is_judgings_to_the_last_bit(tmp_path):

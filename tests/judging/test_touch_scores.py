@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from known_markets import H
-from known_markets import market as known_market
 
 from cpbmodels.data import touch
 from cpbmodels.data.series import Prediction
@@ -13,6 +11,8 @@ from tasks.judging import scores
 from tasks.judging.member import MemberScore, judge_member
 from tasks.judging.pool import judge_pools
 from tasks.judging.touch_scores import BRIER, CHANCES, STATED, deciles, touch_scores
+from tests.tools.known_markets import H
+from tests.tools.known_markets import market as known_market
 
 
 def market(rows=3000, **options):

@@ -4,10 +4,10 @@ import re
 
 import pytest
 import torch
-from fleets import SmallFleet, kernel_launches
-from offline import SHARED_BYTES, compile_for
 
 from cpbmodels.kernels import recurrent
+from tests.tools.offline_kernels import SHARED_BYTES, compile_for
+from tests.tools.small_fleets import SmallFleet, kernel_launches
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton's, of its next default
 SEED = {

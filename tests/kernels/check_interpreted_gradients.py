@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from fleets import SmallFleet, difference, largest_difference
 
 from cpbmodels.kernels import recurrent
+from tests.tools.small_fleets import SmallFleet, difference, largest_difference
 
 SMALL = {"hidden_dim": 16, "n_heads": 4, "horizon": 2, "context": 4}
 CLOSE = 2e-6  # float32 against float64, relative to the whole; torch's own float32 is as far off

@@ -6,30 +6,29 @@ between, several heads, and a width of two tiles of a product (`steps.DEPTH`), a
 launch. The lstm's 256 columns are four such tiles; at the presets' own sizes check_compiled.py compiles all kernels.
 """
 
-import bf16
-import mutants
 import pytest
 
 from cpbmodels.arch.presets import preset
 from cpbmodels.kernels import check
+from tests.tools import triton_bf16, wrong_kernels
 
 FEW = {"batch_size": 16, "context": 3, "horizon": 2, "hidden_dim": 128, "n_heads": 2, "ff_dim": 64}
 
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    bf16.mend(monkeypatch)
+    triton_bf16.mend(monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["seed-transformer", "seed-gru-tuned", "seed-lstm"])  # tuned: five columns
 def test_right_kernels_pass(name):
     architecture = name.split("-")[1]
-    assert not mutants.found_wrong(architecture, preset(name, architecture, **FEW))
+    assert not wrong_kernels.found_wrong(architecture, preset(name, architecture, **FEW))
 
 
-@pytest.mark.parametrize("what", [mutants.MASK, mutants.SIGN])
+@pytest.mark.parametrize("what", [wrong_kernels.MASK, wrong_kernels.SIGN])
 @pytest.mark.parametrize("architecture", ["transformer", "gru", "lstm"])
 def test_a_wrong_kernel_does_not(architecture, what, monkeypatch, tmp_path):
     monkeypatch.setattr(check, "MEMBERS", 1)  # a third of the time
-    mutants.make_wrong(monkeypatch, tmp_path, architecture, what)
-    assert mutants.found_wrong(architecture, preset(f"seed-{architecture}", architecture, **FEW))
+    wrong_kernels.make_wrong(monkeypatch, tmp_path, architecture, what)
+    assert wrong_kernels.found_wrong(architecture, preset(f"seed-{architecture}", architecture, **FEW))

@@ -1,14 +1,14 @@
 """Dropout and the optimizer's kernels in Triton's interpreter: masks bit for bit, Adam against float64."""
 
-import bf16
 import pytest
 import torch
-from fleets import SmallFleet, difference
 
 from cpbmodels.arch.layers import Draws, dropout
 from cpbmodels.fleet import fleet
 from cpbmodels.fleet.fleet import BETAS, EPSILON
 from cpbmodels.kernels.optimizer import update
+from tests.tools import triton_bf16
+from tests.tools.small_fleets import SmallFleet, difference
 
 
 def _draws(kernels, members=3):
@@ -48,7 +48,7 @@ def _adam(flat, first, second, done, grad, rate, clip, decay, adamw):
 @pytest.mark.parametrize("adamw", [True, False])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_clip_and_adam_equal_float64_row_by_row(adamw, kind, monkeypatch):
-    bf16.mend(monkeypatch)
+    triton_bf16.mend(monkeypatch)
     draw = torch.Generator().manual_seed(3)
     flat = torch.randn(3, 9000, generator=draw)
     before, copy, steps = flat.clone(), flat.to(torch.bfloat16), torch.tensor([4.0, 0.0, 7.0])

@@ -4,12 +4,12 @@ import types
 
 import pytest
 import torch
-from fleets import SmallFleet
 
 from cpbmodels.arch import find
 from cpbmodels.arch.presets import preset
 from cpbmodels.fleet.graphs import Graphs
 from cpbmodels.kernels import check, support
+from tests.tools.small_fleets import SmallFleet
 
 GPU = torch.device("cuda")
 

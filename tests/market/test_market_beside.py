@@ -4,12 +4,12 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from market_tools import FAST, build, key, scope
 
 from schemas.errors import BusyError, CpbError
 from tasks.market.client import Limits
 from tasks.market.ingest import update_store
 from tasks.market.manifest import writer_lock
+from tests.tools.market_tools import FAST, build, key, scope
 
 SIM = key("BTCUSDT", "1h", "sim")
 USERS = (

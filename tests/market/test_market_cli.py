@@ -4,8 +4,6 @@ import json
 from functools import partial
 
 import pytest
-from folder_mirror import FolderMirror
-from market_tools import build, key, put
 
 from schemas.errors import CpbError, UsageError
 from schemas.identity import is_coin_pair
@@ -14,6 +12,8 @@ from schemas.scope import ScopeSpec
 from tasks.market import simulator
 from tasks.market.ingest import with_listed_pairs
 from tasks.market.layout import source_file
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.market_tools import build, key, put
 
 
 @pytest.fixture

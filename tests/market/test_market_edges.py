@@ -4,8 +4,6 @@ from datetime import UTC, datetime
 
 import polars as pl
 import pytest
-from folder_mirror import FolderMirror
-from market_tools import FAST, build, csv_of, key, lines, put, scope
 
 from schemas.errors import CpbError
 from schemas.frames import KLINES
@@ -13,6 +11,8 @@ from tasks.market import simulator
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.market_tools import FAST, build, csv_of, key, lines, put, scope
 
 BTC = key()
 MONTHS = ("2024-01", "2024-02", "2024-03")

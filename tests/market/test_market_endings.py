@@ -11,11 +11,11 @@ import time
 
 import polars as pl
 import pytest
-from market_tools import build, drafts, frame, key, scope
 
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
+from tests.tools.market_tools import build, drafts, frame, key, scope
 
 SYMBOLS = ("BTCUSDT", "ETHUSDT", "SOLUSDT", "XRPUSDT")
 MONTHS = [f"2023-{m:02}" for m in range(1, 13)]

@@ -6,8 +6,15 @@ import zipfile
 
 import polars as pl
 import pytest
-from folder_mirror import FolderMirror
-from market_tools import (
+
+from cpbmodels.data.columns import PRICES
+from tasks.market import simulator
+from tasks.market.ingest import update_store
+from tasks.market.klines import read_klines
+from tasks.market.layout import source_file
+from tasks.market.parser import COLUMNS
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.market_tools import (
     FAST,
     IMPATIENT,
     Misbehaving,
@@ -21,13 +28,6 @@ from market_tools import (
     scope,
     stored,
 )
-
-from cpbmodels.data.columns import PRICES
-from tasks.market import simulator
-from tasks.market.ingest import update_store
-from tasks.market.klines import read_klines
-from tasks.market.layout import source_file
-from tasks.market.parser import COLUMNS
 
 BTC, MONTH = key(), source_file(key(), "2024-02")
 NAME = "BTCUSDT-1h-2024-02.zip"

@@ -5,7 +5,6 @@ import os
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from market_tools import csv_of, key, put, scope, zip_of
 
 from schemas.errors import UsageError
 from schemas.scope import IngestSpec
@@ -14,6 +13,7 @@ from tasks.market.folder import FolderIndex
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
+from tests.tools.market_tools import csv_of, key, put, scope, zip_of
 
 JANUARY, FEBRUARY = (source_file(key(), month) for month in ("2024-01", "2024-02"))
 NAMES = [file.key.rsplit("/", 1)[-1] for file in (JANUARY, FEBRUARY)]

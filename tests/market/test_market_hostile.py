@@ -4,11 +4,6 @@ import os
 import re
 
 import pytest
-from folder_mirror import FolderMirror
-from market_tools import FAST, Misbehaving, build, csv_of, key, put, scope
-from test_market_tables import hours, spoiled
-from test_market_tables import stored as stored_table
-from test_market_wire import btc, listed, listing, market  # noqa: F401 - a fixture
 
 from schemas.errors import CpbError, UsageError
 from tasks.market import simulator, sources
@@ -16,6 +11,10 @@ from tasks.market.client import Limits, NotFound, SourceFault
 from tasks.market.ingest import update_store
 from tasks.market.layout import source_file
 from tasks.market.sources import FolderSource
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.market_tables import hours, spoiled
+from tests.tools.market_tables import stored as stored_table
+from tests.tools.market_tools import FAST, Misbehaving, btc, build, csv_of, key, listed, listing, put, scope
 
 MONTH = source_file(key(), "2024-02")
 
@@ -91,7 +90,7 @@ def growing(market_, count=1, name="{prefix}x{number:09d}.zip", most=10**6):
         ({"count": 0}, "repeats its entries"),
     ],
 )
-def test_a_listing_that_does_not_end_is_one_sentence(market, options, why):  # noqa: F811
+def test_a_listing_that_does_not_end_is_one_sentence(market, options, why):
     hook, pages = growing(market, **options)
     report = market.served(hook)
     assert (report.exit, btc(report).rows) == (3, 0)
@@ -111,7 +110,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_listing_in_an_odd_encoding_is_one_sentence(market, odd):  # noqa: F811
+def test_a_listing_in_an_odd_encoding_is_one_sentence(market, odd):
     report = market.served(listing(market, lambda _xml, _query: (200, {}, ODD[odd])))
     assert (report.exit, btc(report).rows) == (3, 0)
     assert re.search("encoding that cannot be read|XML entities", btc(report).reason)
@@ -168,5 +167,5 @@ def test_a_table_that_is_a_pipe_is_one_sentence(tmp_path):
         stored_table(tmp_path / "home", tmp_path / "BTCUSDT-1h.csv")
 
 
-def test_a_fault_that_passes_is_still_tried_again(market):  # noqa: F811
+def test_a_fault_that_passes_is_still_tried_again(market):
     assert market.served(Misbehaving(f"{MONTH.key}", "500", times=1)).exit == 0

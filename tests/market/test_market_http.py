@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
-from folder_mirror import FolderMirror
-from market_tools import FAST, Flood, build, key, scope
 
 from schemas.errors import CpbError
 from tasks.market import simulator
 from tasks.market.client import HttpSource, SourceFault, Unreachable, redirect_target
 from tasks.market.ingest import update_store
 from tasks.market.layout import source_file
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.market_tools import FAST, Flood, build, key, scope
 
 FEBRUARY = source_file(key(), "2024-02")
 SECRET = "s3cret-pa55"

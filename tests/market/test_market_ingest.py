@@ -5,8 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from folder_mirror import FolderMirror, rest_of
-from market_tools import FAST, build, csv_of, frame, key, lines, put, scope
 
 from schemas.errors import CpbError, MemberError
 from schemas.identity import SeriesId
@@ -15,6 +13,8 @@ from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.market.report import details, table
+from tests.tools.folder_mirror import FolderMirror, rest_of
+from tests.tools.market_tools import FAST, build, csv_of, frame, key, lines, put, scope
 
 BTC = key()
 

@@ -10,14 +10,14 @@ from collections import Counter
 from contextlib import closing
 
 import pytest
-from market_tools import build, key, scope
-from verifying import verify_market
 
 from tasks.market import manifest as manifests
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.manifest import Anomaly, Manifest
 from tasks.market.sources import FolderSource
+from tests.tools.market_tools import build, key, scope
+from tests.tools.verifying import verify_market
 
 BTC, ETH = key(), key("ETHUSDT")
 CELLS = {

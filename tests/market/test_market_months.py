@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from folder_mirror import FolderMirror
 from hypothesis import given
 from hypothesis import strategies as st
-from market_tools import FAST, csv_of, key, put, scope, stored
 
 from schemas.errors import UsageError
 from schemas.identity import INTERVAL_SECONDS, MONTH
@@ -21,6 +19,8 @@ from tasks.market import simulator
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import grid_of, months, period_bounds, source_file, to_us, whole_candles
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.market_tools import FAST, csv_of, key, put, scope, stored
 
 BTC = key(interval=MONTH)
 PERIODS = months(period_bounds("2023-11")[0], period_bounds("2025-03")[1])  # a leap February, ms and µs

@@ -6,12 +6,12 @@ import socket
 from datetime import timedelta
 
 import pytest
-from market_tools import build, scope
 
 from schemas.errors import CpbError, UsageError
 from schemas.scope import ScopeSpec, parse_instant
 from tasks.market.ingest import update_store, with_listed_pairs
 from tasks.steps import ingest as step
+from tests.tools.market_tools import build, scope
 
 AWAY = "http://mirror.example.org"
 

@@ -4,13 +4,13 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from market_tools import csv_of, key, lines
 
 from schemas.frames import KLINES
 from tasks.market.client import BadFile
 from tasks.market.layout import period_bounds, source_file
 from tasks.market.parser import COLUMNS, check, read, trim, validate_klines
 from tasks.market.sources import Fetched
+from tests.tools.market_tools import csv_of, key, lines
 
 DAY = source_file(key(), "2024-02-01")
 GOOD = csv_of(DAY)

@@ -4,8 +4,6 @@ import json
 
 import polars as pl
 import pytest
-from market_tools import key
-from test_market_tables import hours
 
 from schemas.errors import UsageError
 from schemas.run import RunSpec
@@ -13,6 +11,8 @@ from schemas.scope import ForecastSpec, IngestSpec, ScopeSpec
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.verify import verify_all
+from tests.tools.market_tables import hours
+from tests.tools.market_tools import key
 
 PRICES = ("open", "high", "low", "close")
 

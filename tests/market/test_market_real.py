@@ -5,7 +5,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from market_tools import key, put, scope
 
 from cpbmodels.data.columns import feature_frame
 from schemas.identity import SeriesId
@@ -14,6 +13,7 @@ from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.market.sources import open_zip
+from tests.tools.market_tools import key, put, scope
 
 MARKET = Path(__file__).resolve().parents[2] / "../shared/market"
 pytestmark = pytest.mark.skipif(not MARKET.is_dir(), reason="needs ../shared/market")

@@ -4,13 +4,13 @@ import json
 from collections import Counter
 
 import pytest
-from folder_mirror import FolderMirror
-from market_tools import FAST, build, csv_of, key, lines, put, scope
 
 from tasks.market import simulator
 from tasks.market.client import HttpSource
 from tasks.market.ingest import update_store
 from tasks.market.layout import source_file
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.market_tools import FAST, build, csv_of, key, lines, put, scope
 
 MONTH = source_file(key(), "2024-02")
 HELD, LACKING = 24 * 19, 24 * 10

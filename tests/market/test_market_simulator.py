@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 import numpy as np
 import polars as pl
 import pytest
-from market_tools import key, scope
 from polars.testing import assert_frame_equal
 
 from schemas.identity import COINS, symbol_of
@@ -13,6 +12,7 @@ from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import period_bounds
 from tasks.market.simulator import STEP, candles, quarter_hours
+from tests.tools.market_tools import key, scope
 
 HOUR = 4 * STEP
 START = datetime(2025, 4, 1, tzinfo=UTC)

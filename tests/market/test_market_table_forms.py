@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from test_market_tables import OWN, hours
 
 from cpbmodels import ModelError, Series
 from schemas.errors import UsageError
@@ -14,6 +13,7 @@ from schemas.scope import IngestSpec
 from schemas.tables import Reading, tables_of
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
+from tests.tools.market_tables import OWN, hours
 
 NAMES = ("open", "high", "low", "close", "volume")
 

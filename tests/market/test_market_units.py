@@ -11,7 +11,6 @@ from contextlib import closing
 import pandera.errors
 import polars as pl
 import pytest
-from market_tools import frame, key, put
 
 from schemas.errors import CpbError
 from schemas.frames import KLINES
@@ -31,6 +30,7 @@ from tasks.market.simulator import to_csv
 from tasks.market.sources import Fetched, FolderSource
 from tasks.market.writer import merge
 from tasks.storage.home_version import mark_home
+from tests.tools.market_tools import frame, key, put
 
 HOUR = 3_600_000_000
 MAY = period_bounds("2022-05")

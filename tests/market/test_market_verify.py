@@ -6,8 +6,6 @@ import shutil
 import subprocess
 
 import pytest
-from market_tools import build, key, put, scope
-from verifying import verify_market as verify
 
 from schemas.errors import MemberError
 from tasks.market.ingest import update_store
@@ -15,6 +13,8 @@ from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.steps import features
 from tasks.verify import verify_all
+from tests.tools.market_tools import build, key, put, scope
+from tests.tools.verifying import verify_market as verify
 
 BTC, ETH = key(), key("ETHUSDT")
 FLIPS = 12

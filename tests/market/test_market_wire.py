@@ -6,55 +6,21 @@ import socket
 import time
 from email.utils import formatdate
 from hashlib import sha256
-from types import SimpleNamespace
 
 import polars as pl
 import pytest
-from folder_mirror import FolderMirror
-from market_tools import FAST, Flood, build, key, put, scope
 
 from schemas.errors import CpbError
-from schemas.scope import IngestSpec
 from tasks.market import simulator
 from tasks.market.client import HttpSource
-from tasks.market.ingest import update_store, with_listed_pairs
 from tasks.market.klines import read_klines
 from tasks.market.layout import Remote, listed_file, period_bounds, source_file
 from tasks.market.sources import Catalogue
+from tests.tools.folder_mirror import FolderMirror
+from tests.tools.market_tools import FAST, Flood, btc, key, listed, listing, put
 
 MONTH = source_file(key(), "2024-02")
 WHOLE = 91 * 24
-
-
-@pytest.fixture
-def market(tmp_path):
-    """Ingests three months of BTC from a server whose answers `hook` may replace."""
-    root = build(tmp_path / "mirror", symbols=("BTCUSDT",))
-
-    def served(hook=None, lists=True, **options):
-        with simulator.serve(FolderMirror(root), hook, lists=lists) as url:
-            scoped = scope(tmp_path / "home", url, "BTC", since="2024-01", **options)
-            return update_store(scoped, limits=FAST)
-
-    return SimpleNamespace(root=root, home=tmp_path / "home", served=served, folder=FolderMirror(root))
-
-
-def btc(report):
-    return report.series[0]
-
-
-def listing(market, change):
-    """A hook that passes every page of the listing through `change(xml, query)`."""
-
-    def hook(handler, name, query):
-        if name or "prefix" not in query:
-            return None
-        entries = market.folder.keys(query["prefix"])
-        page = simulator.listing_page(entries, query)
-        answer = change(page.decode(), query)
-        return answer if isinstance(answer, tuple) else (200, {}, answer.encode())
-
-    return hook
 
 
 SHAPES = {
@@ -110,11 +76,6 @@ def test_names_are_probed_whatever_the_refusal(market, status):
         return (status, {}, b"no listing here") if not name else None
 
     assert btc(market.served(hook)).rows == WHOLE
-
-
-def listed(source):
-    """The coins of the whole exchange at a source."""
-    return list(with_listed_pairs(IngestSpec(coins="exchange", source=source), print).scope.symbols)
 
 
 def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeypatch):

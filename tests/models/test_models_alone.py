@@ -25,7 +25,6 @@ class Wall:
 
 sys.meta_path[:] = [Wall(finder) for finder in sys.meta_path if hasattr(finder, "find_spec")]
 sys.path.insert(0, {root!r})
-sys.path.insert(0, {root!r} + "/tests/models")
 """
 LIBRARY = """
 import importlib, pkgutil, tempfile
@@ -37,7 +36,7 @@ for module in pkgutil.walk_packages(cpbmodels.__path__, "cpbmodels."):
     except ModuleNotFoundError as lacks:  # the kernels, which a fleet imports where the switch has found triton
         assert lacks.name == "triton" and module.name.startswith("cpbmodels.kernels."), module.name
         assert module.name != "cpbmodels.kernels.support"
-from candles import series_for
+from tests.tools.candles import series_for
 from cpbmodels import architectures, ensemble, load, train_fleet
 from cpbmodels.device import doctor
 for name in architectures():
@@ -48,7 +47,7 @@ for name in architectures():
         found = load(members[0].save(folder + "/m")).forecast(series[0])
         np.testing.assert_array_equal(found.candle, members[0].forecast(series[0]).candle)
 import polars as pl
-from candles import walk
+from tests.tools.candles import walk
 from cpbmodels import Series
 prices = walk(700).prices
 columns = {name: prices[:, i] for i, name in enumerate(("open", "high", "low", "close"))}

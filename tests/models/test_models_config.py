@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from candles import ON_ROLLING_COLUMNS, series_for, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
@@ -30,6 +29,7 @@ from cpbmodels.fleet.config import (
     touch_fault,
 )
 from cpbmodels.fleet.predict import predict_each
+from tests.tools.candles import ON_ROLLING_COLUMNS, series_for, walk
 
 SMALL = {
     "preset": "smoke",

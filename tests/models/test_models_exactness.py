@@ -6,14 +6,14 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from candles import LEARNT, TINY, assert_same_training, series_for, short, walk
-from gpu_on_cpu import gpu_path
 
 from cpbmodels import architectures, load, predict, train_fleet
 from cpbmodels.arch.decoder import DeferredAttention, DeferredLinear
 from cpbmodels.arch.layers import Draws, attend, softmax
 from cpbmodels.arch.recurrent import gru, lstm
 from cpbmodels.fleet.fleet import Fleet
+from tests.tools.candles import LEARNT, TINY, assert_same_training, series_for, short, walk
+from tests.tools.gpu_on_cpu import gpu_path
 
 HARD = TINY | {
     "clip": 0.05,

@@ -10,13 +10,13 @@ from contextlib import suppress
 
 import polars as pl
 import pytest
-from candles import series_for, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpbmodels import ModelError, Series, load, train_fleet
 from cpbmodels.data import raw_tables
 from cpbmodels.files import SMALL, gunzip, open_regular, read_regular
+from tests.tools.candles import series_for, table
 
 
 @pytest.fixture

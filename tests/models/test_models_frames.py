@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from candles import START
-from candles import table as candles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpbmodels import ModelError, Series, load, train_fleet
 from cpbmodels.data.columns import FEATURES, feature_frame
+from tests.tools.candles import START
+from tests.tools.candles import table as candles
 
 MIRROR = Path(__file__).parents[3] / "shared" / "market"
 

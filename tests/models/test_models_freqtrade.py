@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from candles import table
 
 from cpbmodels import ModelError, Series, train_fleet
 from cpbmodels import freqtrade as adapter
 from cpbmodels.data.student_t import QUANTILES, t_quantiles
 from cpbmodels.freqtrade import RiskFromForecast, add_forecasts, forecast_sigma
+from tests.tools.candles import table
 
 START = pd.Timestamp("2024-03-01", tz="UTC")
 STOPS = ["stop_up_0.05", "stop_down_0.05"]

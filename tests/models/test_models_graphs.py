@@ -9,12 +9,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from candles import series_for, walk
 
 from cpbmodels import train_fleet
 from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs, StepRunner, ValidationRunner
 from cpbmodels.fleet.loop import Loop
+from tests.tools.candles import series_for, walk
 
 OPTIONS = {
     "preset": "smoke",

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from candles import series_for
 
 from cpbmodels import predict, train_fleet
 from cpbmodels.data.ranges import MIN_RANGE, RIDGE_PENALTY, fit_ranges, future_range
 from cpbmodels.errors import ModelError
+from tests.tools.candles import series_for
 
 H = 10
 

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from candles import series_for
 from scipy import stats
 
 from cpbmodels import load, predict, train_fleet
@@ -9,6 +8,7 @@ from cpbmodels.arch.heads import HEADS
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.student_t import QUANTILES, t_quantiles
+from tests.tools.candles import series_for
 
 CPU, F64 = torch.device("cpu"), torch.float64
 

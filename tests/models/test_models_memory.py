@@ -5,11 +5,11 @@ import weakref
 
 import pytest
 import torch
-from candles import walk
 
 from cpbmodels import ensemble, train_fleet
 from cpbmodels.arch import decoder
 from cpbmodels.fleet.fleet import Fleet
+from tests.tools.candles import walk
 
 SMALL = {
     "preset": "smoke",

@@ -8,13 +8,13 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
-from candles import walk
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
 import cpbmodels
 from cpbmodels.data.series import Series
 from cpbmodels.mlflow import CandleModel, signature
+from tests.tools.candles import walk
 
 HOURS = pd.date_range("2024-01-01", periods=700, freq="h", tz="UTC")
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from candles import series_for, table
 
 import cpbmodels
 from cpbmodels import ModelError, Series, load, paths, train_fleet
 from cpbmodels.data.paths import MAX_RETURNS
+from tests.tools.candles import series_for, table
 
 TINY = {"preset": "smoke", "device": "cpu", "epochs": 1, "steps_per_epoch": 2}
 

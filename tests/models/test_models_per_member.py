@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from candles import LEARNT, TINY, assert_same_training, series_for, short
 
 from cpbmodels import ModelError, predict, train_fleet
 from cpbmodels.arch.options import PER_MEMBER
+from tests.tools.candles import LEARNT, TINY, assert_same_training, series_for, short
 
 SMALL = TINY | {"workers": 1, "steps_per_epoch": 4, "batch_size": 10, "epochs": 4, "patience": 4, "lr": 0.01}
 VALUES = {

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from candles import walk
 
 from cpbmodels import train_fleet
 from cpbmodels.arch.options import SCHEDULES
 from cpbmodels.fleet import loop
 from cpbmodels.fleet.fleet import rate_tensor
+from tests.tools.candles import walk
 
 OPTIONS = {
     "preset": "smoke",

@@ -30,7 +30,7 @@ BUILT_IN = [
 
 def python(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     """Run code in a new process that sees the packages in `paths`."""
-    search = os.pathsep.join(map(str, [ROOT, ROOT / "tests" / "models", *paths]))
+    search = os.pathsep.join(map(str, [ROOT, *paths]))
     environment = os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment
@@ -54,7 +54,7 @@ def test_an_unknown_name_is_refused_with_the_choices():
 
 USE_TCN = """
 import json, sys
-from candles import walk
+from tests.tools.candles import walk
 import cpbmodels, cpbmodels.arch
 cpbmodels.arch._BUILT_IN["tcn"] = "toy_tcn:Tcn"
 series = [walk(500, seed=seed) for seed in (1, 2)]

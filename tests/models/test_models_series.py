@@ -4,7 +4,6 @@ from itertools import takewhile
 import numpy as np
 import polars as pl
 import pytest
-from candles import walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from cpbmodels.data.columns import LAMBDA, candle_columns
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.errors import ModelError
+from tests.tools.candles import walk
 
 
 def test_columns_are_log_ratios_to_the_previous_close():

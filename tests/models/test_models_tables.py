@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from candles import table as candles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from cpbmodels.data.candles import read_candles
 from cpbmodels.data.column_names import choose, clean_symbol
 from cpbmodels.freqtrade import add_forecasts
 from schemas.tables import Reading
+from tests.tools.candles import table as candles
 
 NAMES = [
     "open",

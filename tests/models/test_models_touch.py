@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from candles import series_for, table, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow.exceptions import MlflowException
@@ -16,6 +15,7 @@ from cpbmodels import ModelError, Series, ensemble, load, predict, train_fleet
 from cpbmodels.data import touch
 from cpbmodels.data.series import Prediction
 from cpbmodels.mlflow import CandleModel
+from tests.tools.candles import series_for, table, walk
 
 SERIES = Series.from_frame(table(1500), "BTCUSDT", test=0.3)
 

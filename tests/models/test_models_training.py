@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from candles import LEARNT, series_for, walk
 
 from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.arch.heads import Point
@@ -19,6 +18,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank
 from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.results import Checkpoints
+from tests.tools.candles import LEARNT, series_for, walk
 
 SMALL = {"preset": "smoke", "device": "cpu", "epochs": 3}
 
@@ -156,8 +156,7 @@ def test_an_interrupt_stops_fleets_that_run_side_by_side():
 
 
 SCRIPT = """
-import sys; sys.path.insert(0, {here!r})
-from candles import walk
+from tests.tools.candles import walk
 from cpbmodels import train_fleet
 members = train_fleet([walk(600, 1), walk(700, 2)], "lstm", "smoke", [1, 2], device="cpu", dropout=0.2, workers=1,
     epochs=12, patience=12, checkpoint={folder!r}, resume=True, on_epoch=lambda r: print(r.epoch, flush=True))
@@ -169,11 +168,10 @@ for k, member in enumerate(members):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_process_resumes_to_the_same_bits(tmp_path, number):
-    here = str(Path(__file__).parent)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 
     def start(folder):
-        code = SCRIPT.format(here=here, folder=str(folder))
+        code = SCRIPT.format(folder=str(folder))
         return subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True
         )

@@ -1,5 +1,6 @@
 import pytest
-from inbox import inbox as serve_inbox
+
+from tests.tools.inbox import inbox as serve_inbox
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import subprocess
 from datetime import UTC, datetime
 
 import pytest
-from inbox import inbox as serve_inbox
 
 from schemas.errors import CpbError, UsageError
 from schemas.handover import Decision, Failure, ModelRef
@@ -16,6 +15,7 @@ from schemas.ledger import Alarm
 from tasks import notices
 from tasks.notices import DEADLINE_S, MAX_LINES, Told, send_test, services, tell_outcome
 from tasks.storage.records import find_record, write_record
+from tests.tools.inbox import inbox as serve_inbox
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
 FAILED = Failure.of(BTC, "ingest", "not listed")

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import uvicorn
-from ports import free_port
-from starting import started
 
 from flows.ops import half_sent
 from flows.ops.half_sent import REQUEST_S, HalfSentEnds
 from flows.ops.listeners import PAGE
+from tests.tools.ports import free_port
+from tests.tools.started_servers import started
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\n"

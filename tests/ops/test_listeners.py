@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from ports import free_port
-from starting import COMMANDS, ROOT, listens, processes_of, started, wait_until
 
 from flows.ops.listeners import LISTENERS, PAGE
 from flows.ops.serve import run_server
+from tests.tools.ports import free_port
+from tests.tools.started_servers import COMMANDS, ROOT, listens, processes_of, started, wait_until
 
 ALLOWED = {"flows/ops/serve.py", "flows/ops/half_sent.py", "tasks/market/simulator.py"}
 """Modules that may open a port. `half_sent`: the HTTP of the first; the simulator: for its command, on loopback."""

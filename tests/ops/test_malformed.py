@@ -7,9 +7,9 @@ import time
 
 import pytest
 import uvicorn
-from ports import free_port
 
 from flows.ops.half_sent import HalfSentEnds
+from tests.tools.ports import free_port
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from other_user import NOBODY, as_nobody, let_others_pass
-from ports import free_port
-from starting import environment, processes_of
+
+from tests.tools.other_user import NOBODY, as_nobody, let_others_pass
+from tests.tools.ports import free_port
+from tests.tools.started_servers import environment, processes_of
 
 pytestmark = [
     pytest.mark.slow,

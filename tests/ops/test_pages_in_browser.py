@@ -4,11 +4,11 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
-from browser import launch, needs_browser
 from PIL import Image
-from starting import started, wait_until
 
 from flows.ops.listeners import PREFECT, UI
+from tests.tools.browser import launch, needs_browser
+from tests.tools.started_servers import started, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_browser]
 

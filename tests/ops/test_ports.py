@@ -7,8 +7,6 @@ import sys
 from contextlib import closing, suppress
 
 import pytest
-from other_user import as_nobody
-from ports import free_port
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows import runner
@@ -16,6 +14,8 @@ from flows.deploy import services
 from flows.ops.passwords import make_password
 from flows.ops.ports import TAKEN, bind_shared, hold
 from schemas.errors import CpbError
+from tests.tools.other_user import as_nobody
+from tests.tools.ports import free_port
 
 LOOPBACK = "127.0.0.1"
 

@@ -6,11 +6,11 @@ import urllib.request
 
 import pytest
 import uvicorn
-from ports import free_port
 
 from flows.ops.listeners import PAGE
 from flows.ops.serve import _Server, run_server
 from schemas.errors import CpbError
+from tests.tools.ports import free_port
 
 
 async def app(scope, receive, send):

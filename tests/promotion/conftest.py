@@ -1,11 +1,11 @@
 import shutil
 
 import pytest
-from copied_store import record_place
-from in_process import train_by
-from promotion_tools import SECOND, SPEC, Trainer, night
 
 from schemas.run import RunSpec
+from tests.tools.copied_store import record_place
+from tests.tools.in_process import train_by
+from tests.tools.promotion_tools import SECOND, SPEC, Trainer, night
 
 
 def _use(patch, place):

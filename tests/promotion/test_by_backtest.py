@@ -1,8 +1,6 @@
 """`cpb backtest --gate`: recipes are named before it, counted whether they pass or not, and replace the champions'."""
 
 import pytest
-from promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
-from verifying import verify_ledger as verify
 
 from flows.backtest import run_backtest
 from flows.runner import Runner
@@ -16,6 +14,8 @@ from tasks.promotion.losses import registered_model
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.training.plan import planned_recipe
+from tests.tools.promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
+from tests.tools.verifying import verify_ledger as verify
 
 OPTIONS = {
     "coins": "BTC,ETH",

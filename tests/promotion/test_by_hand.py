@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
 
 from schemas.identity import SeriesId
 from schemas.scope import home_folder
@@ -14,6 +13,7 @@ from tasks.storage.urls import local_path
 from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import champions, decisions_on, register
 from tasks.tracking.store import open_store
+from tests.tools.promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
 from webapp import last, read, runs
 
 WHEEL = Wheel("cpbmodels-0-py3-none-any.whl", b"")

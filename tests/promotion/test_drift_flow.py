@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 
-from promotion_tools import BTC, ETH, SECOND
 from typer.testing import CliRunner
 
 from flows.cli.app import _app
@@ -10,6 +9,7 @@ from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.scope import ForecastSpec
 from tasks.forecasting.watch import keep, read_watch
+from tests.tools.promotion_tools import BTC, ETH, SECOND
 from webapp.read import scored
 
 

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 
 import pytest
-from verifying import verify_ledger as verify
 
 from schemas.handover import BacktestEvidence
 from schemas.identity import MARKETS
@@ -13,6 +12,7 @@ from tasks.forecasting.watch import Watch
 from tasks.promotion.by_backtest import Switch
 from tasks.storage.records import write_record
 from tasks.verify import verify_all
+from tests.tools.verifying import verify_ledger as verify
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)
 SWITCH = Switch(

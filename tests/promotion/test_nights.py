@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 
 import pytest
-from promotion_tools import BTC, EARLIER, ETH, SECOND, aliases, decided, newest, night, widened
 
 from schemas.handover import BacktestEvidence
 from schemas.scope import home_folder
@@ -13,6 +12,7 @@ from tasks.storage.model_folder import read_config
 from tasks.storage.recipes import recipe_of
 from tasks.tracking.registry import champions, decision_in, decisions_on
 from tasks.tracking.store import open_store
+from tests.tools.promotion_tools import BTC, EARLIER, ETH, SECOND, aliases, decided, newest, night, widened
 
 
 def test_the_first_night_makes_provisional_champions_and_says_so(trainer):

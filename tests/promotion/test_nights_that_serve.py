@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from promotion_tools import BTC, ETH, FIRST, SECOND, SPEC, decided, night
 
 import cpbmodels
 import flows
@@ -26,6 +25,7 @@ from tasks.tracking.runs import search
 from tasks.tracking.store import open_store
 from tasks.training.local import KERNELS
 from tasks.training.plan import planned_recipe
+from tests.tools.promotion_tools import BTC, ETH, FIRST, SECOND, SPEC, decided, night
 
 LONG = SeriesId("sim", "BTCUSDT", "2h")
 GRU = {"epochs": 1, "max_train_rows": 100, "hidden_dim": 8, "context": 5}

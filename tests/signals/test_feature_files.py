@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from test_features import klines
 
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
+from tests.tools.klines import klines
 
 BTC, TINY, NONE = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "TINY", "NONE"))
 

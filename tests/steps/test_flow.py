@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from in_process import train_by
-from inbox import inbox
 
 from cpbmodels.fleet.fleet import Fleet
 from flows.runner import Runner
@@ -32,6 +30,8 @@ from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
 from tasks.training.local import TrainerDied, TrainingTimeout
 from tasks.training.shard import read_job, read_result
+from tests.tools.in_process import train_by
+from tests.tools.inbox import inbox
 
 SPEC = RunSpec(
     coins="BTC,ETH",

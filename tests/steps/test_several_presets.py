@@ -7,7 +7,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from in_process import train_by
 
 from flows.backtest import run_backtest
 from flows.runner import Runner
@@ -23,6 +22,7 @@ from tasks.tracking.runs import search
 from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
 from tasks.training.shard import read_job, remove_old_shards, shard_folders
+from tests.tools.in_process import train_by
 
 SCOPE = {"coins": "BTC,ETH", "timeframes": "1h", "source": "sim", "since": "2024-09", "as_of": "2025-01-01"}
 BTC = SeriesId("sim", "BTCUSDT", "1h")

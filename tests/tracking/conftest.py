@@ -1,6 +1,9 @@
+import json
 import shutil
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tasks.tracking.store import make_sqlite, open_store
 
@@ -21,3 +24,14 @@ def store(schema, tmp_path, monkeypatch):
     (tmp_path / "mlruns").mkdir()
     shutil.copyfile(schema, tmp_path / "mlruns" / "mlflow.db")
     return open_store()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder with real weights."""
+    made = tmp_path / "m"
+    made.mkdir()
+    save_file({"w": np.arange(256, dtype=np.float32)}, made / "model.safetensors")
+    (made / "config.json").write_text(json.dumps({"architecture": "har", "rows": 500}))
+    (made / "loss.png").write_bytes(b"png")
+    return made

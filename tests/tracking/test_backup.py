@@ -9,16 +9,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from engines import close_connections
-from nights import rows_of
-from registering import register_champion
-from test_registry import folder, series  # noqa: F401
-from test_runs import fleet_of, log_member, member
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
 from tasks.tracking.registry import champions
 from tasks.tracking.store import store_at
+from tests.tools.mlflow_engines import close_connections
+from tests.tools.mlflow_nights import rows_of
+from tests.tools.registering import register_champion
+from tests.tools.tracked_members import fleet_of, log_member, member, series
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
@@ -52,7 +51,7 @@ def test_the_backup_of_the_page_holds_database_artifacts_and_ledger(tmp_path):
     assert files == {"forecasts", "forecasts-um", "ledger", "sim/ledger"}
 
 
-def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_place(store, folder, tmp_path):  # noqa: F811
+def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_place(store, folder, tmp_path):
     register_champion(series(), log_member(fleet_of().run_id, member(folder)))
     old, new = tmp_path / "mlruns", tmp_path / "new place" / "mlruns"
     close_connections(store.uri)

@@ -3,14 +3,13 @@
 import random
 
 import pytest
-from test_leaderboard import flow
-from test_runs import member
 
 from schemas.errors import CpbError
 from tasks.tracking import boards
 from tasks.tracking.boards import leaderboard
 from tasks.tracking.runs import finish, log_members, search, start_fleet, start_parent
 from tasks.tracking.tags import BOARD, KEY, KIND, MEMBER, PARENT, PRUNED
+from tests.tools.tracked_members import flow, member
 
 
 @pytest.fixture

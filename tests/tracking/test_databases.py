@@ -9,13 +9,13 @@ import sys
 import threading
 
 import pytest
-from engines import close_connections
-from ports import free_port
-from postgres_tools import needs_driver, uri
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
 from tasks.tracking.store import store_at, store_errors
+from tests.tools.mlflow_engines import close_connections
+from tests.tools.ports import free_port
+from tests.tools.postgres_tools import needs_driver, uri
 
 
 @pytest.fixture

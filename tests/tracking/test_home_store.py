@@ -9,17 +9,16 @@ from pathlib import Path
 from sqlite3 import connect
 
 import pytest
-from copied_store import record_place
-from engines import close_connections
-from interface import tracking_server
-from postgres_tools import place_artifacts
-from test_runs_parallel import then_leave
 
 from schemas.errors import CpbError, DamagedError
 from tasks.tracking import store as store_module
 from tasks.tracking.home_store import RECORD, HomeStore, home_store, tracking_uri
 from tasks.tracking.registry import registered_models
 from tasks.tracking.store import STORE_ID, open_store, read_store, store_at, take_store
+from tests.tools.copied_store import record_place
+from tests.tools.mlflow_engines import close_connections, then_leave
+from tests.tools.mlflow_interface import tracking_server
+from tests.tools.postgres_tools import place_artifacts
 
 
 @pytest.fixture

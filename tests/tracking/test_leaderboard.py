@@ -1,31 +1,9 @@
 import pytest
-from test_runs import member
 
 from schemas.errors import CpbError
 from tasks.tracking.boards import COLUMNS, leaderboard
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
-
-
-def flow(key, ratios, finished=True, market="spot", name="train-all", config=None):
-    """One flow with a fleet per architecture; `ratios` are its members' CRPS ratios on 1h."""
-    parent = start_parent(key, config or {"market": market}, name=name)
-    for architecture, values in ratios.items():
-        fleet = start_fleet(parent.run_id, architecture, f"{key}/{architecture}")
-        records = [
-            member(
-                key=f"{key}/{architecture}/{i}",
-                symbol=f"C{i}USDT",
-                architecture=architecture,
-                metrics={"test_crps_ratio": v, "windows_per_s": 10.0 * (i + 1), "rss_peak_mb": 100.0 + i},
-            )
-            for i, v in enumerate(values)
-        ]
-        log_members(fleet.run_id, records)
-        log_metrics(fleet.run_id, {"train_seconds": 3.0})
-        finish(fleet.run_id)
-    if finished:
-        finish(parent.run_id)
-    return parent.run_id
+from tests.tools.tracked_members import flow, member
 
 
 def test_best_first_with_each_coin_weighing_the_same(store):

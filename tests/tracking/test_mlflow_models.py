@@ -13,12 +13,8 @@ import pandas as pd
 import polars as pl
 import pytest
 from fastapi.testclient import TestClient
-from interface import tracking_server
-from known_markets import busy_hours
 from mlflow.pyfunc import scoring_server
 from mlflow.types.schema import AnyType, DataType
-from registering import register_champion
-from test_runs import fleet_of, log_member, member
 
 import cpbmodels
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
@@ -29,6 +25,10 @@ from tasks.tracking.prune import LOADED, logged_names, unlogged_file
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import MLFLOW_FILES
+from tests.tools.known_markets import busy_hours
+from tests.tools.mlflow_interface import tracking_server
+from tests.tools.registering import register_champion
+from tests.tools.tracked_members import fleet_of, log_member, member
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 URI = "models:/cpb-BTCUSDT-1h@champion"

@@ -12,12 +12,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 
-import fork_server
 import pytest
-from copied_store import record_place
-from engines import close_connections
-from interface import tracking_server
-from nights import NAMES, add_night, model_files, rows_by_table, state_of
 
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
@@ -31,6 +26,11 @@ from tasks.tracking.registry import champions
 from tasks.tracking.runs import search, start_parent
 from tasks.tracking.store import find_run, open_store, take_store
 from tasks.tracking.tags import KEEP, OPENED_AT, PROCESS, PRUNED
+from tests.tools import fork_server
+from tests.tools.copied_store import record_place
+from tests.tools.mlflow_engines import close_connections
+from tests.tools.mlflow_interface import tracking_server
+from tests.tools.mlflow_nights import NAMES, add_night, model_files, rows_by_table, state_of
 from webapp import runs
 
 pruning = import_module("tasks.tracking.prune")
@@ -369,7 +369,6 @@ def test_copies_of_a_servers_models_go_with_their_versions(nights):
 
 CHILD = f"""
 import os, sys
-sys.path[:0] = {[str(p) for p in Path(__file__).parents[:2]]!r}
 from pathlib import Path
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from tasks.tracking import prune as module

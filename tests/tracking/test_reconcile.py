@@ -6,14 +6,14 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import fork_server
 import pytest
-from test_runs import fleet_of, log_member, member
 
 from tasks.storage.process_ids import ProcessId
 from tasks.tracking.runs import MAX_SILENT_DAYS, finish, reconcile, start_fleet, start_parent
 from tasks.tracking.store import sqlite_path
 from tasks.tracking.tags import OPENED_AT, PARENT, PROCESS, REASON
+from tests.tools import fork_server
+from tests.tools.tracked_members import fleet_of, log_member, member
 
 TRAINING = """
 import os

@@ -1,32 +1,13 @@
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from registering import register_champion
-from safetensors.numpy import save_file
-from test_runs import fleet_of, log_member, member
 
 from schemas.errors import DamagedError
-from schemas.identity import SeriesId
 from tasks.storage.model_folder import file_digests
 from tasks.tracking.registry import champions, model_folder
-
-
-def series(symbol="BTCUSDT", timeframe="1h", market="spot"):
-    return SeriesId(market, symbol, timeframe)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A model folder with real weights."""
-    made = tmp_path / "m"
-    made.mkdir()
-    save_file({"w": np.arange(256, dtype=np.float32)}, made / "model.safetensors")
-    (made / "config.json").write_text(json.dumps({"architecture": "har", "rows": 500}))
-    (made / "loss.png").write_bytes(b"png")
-    return made
+from tests.tools.registering import register_champion
+from tests.tools.tracked_members import fleet_of, log_member, member, series
 
 
 @pytest.fixture

@@ -1,15 +1,14 @@
 import json
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from schemas.errors import CpbError, DamagedError
-from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.runs import MemberRecord, finish, log_members, search, start_fleet, start_parent
+from tasks.tracking.runs import finish, log_members, search, start_fleet, start_parent
 from tasks.tracking.tags import PARTIAL
+from tests.tools.tracked_members import fleet_of, log_member, member
 
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
 TAGS = {
@@ -33,39 +32,6 @@ def folder(tmp_path):
     for name in FILES:
         (made / name).write_bytes(name.encode())
     return made
-
-
-def member(folder=None, symbol="BTCUSDT", timeframe="1h", market="spot", architecture="gru", **changes):
-    series = SeriesId(market, symbol, timeframe)
-    record = MemberRecord(
-        key=f"gru/{symbol}/1h",
-        model=ModelId(architecture, "smoke", series, 1),
-        device="cpu",
-        preset="smoke",
-        data_digest="abc",
-        as_of="2025-06-06",
-        config={"hidden": 128, "optimizer": {"name": "adam", "lr": 1e-3}, "features": ["r_open", "r_close"]},
-        history=[
-            {"epoch": e, "train_loss": 1 / (e + 1), "val_loss": 2 / (e + 1), "lr": 1e-3} for e in range(3)
-        ],
-        metrics={
-            "test_crps_ratio": 0.98,
-            "gpu_util_mean": None,
-            "windows_per_s": 100,
-            "test_rmse": float("nan"),
-        },
-        folder=folder,
-    )
-    return replace(record, **changes)
-
-
-def log_member(fleet_run, record):
-    return log_members(fleet_run, [record])[0]
-
-
-def fleet_of(key="flow", market="spot"):
-    flow = start_parent(key, {"seed": 1, "market": market})
-    return start_fleet(flow.run_id, "gru", f"{key}/gru")
 
 
 def test_a_member_run_holds_the_contract(store, folder):

@@ -3,19 +3,12 @@ import signal
 from collections import Counter
 from multiprocessing import get_context
 
-from engines import close_connections
-from test_runs import fleet_of, member
-
 from tasks.tracking.runs import finish, log_members, search, start_fleet, start_parent
 from tasks.tracking.tags import KEY
+from tests.tools.mlflow_engines import close_connections, then_leave
+from tests.tools.tracked_members import fleet_of, member
 
 FORK = get_context("fork")
-
-
-def then_leave(work, *arguments):
-    """Work in a forked process, and end it there: what Prefect registers in this process fails at a fork's own end."""
-    work(*arguments)
-    os._exit(0)
 
 
 def records(prefix, count):

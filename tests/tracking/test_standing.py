@@ -1,10 +1,10 @@
 """Which model stands for a series, an architecture and a recipe: the same one in figures and lists."""
 
 import pytest
-from test_runs import member
 
 from tasks.tracking.boards import coin_ratios, judged_models, leaderboard, read_members
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
+from tests.tools.tracked_members import member
 
 SPANS = {year: [f"{year}-01-01T00:00:00Z", f"{year}-06-01T00:00:00Z"] for year in ("2024", "2025")}
 

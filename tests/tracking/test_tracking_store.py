@@ -5,14 +5,14 @@ from functools import partial
 from multiprocessing import get_context
 
 import pytest
-from postgres_tools import place_artifacts
-from test_runs_parallel import then_leave
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
 from tasks.tracking.home_store import tracking_uri
 from tasks.tracking.runs import check_place
 from tasks.tracking.store import EXPERIMENT, open_store, store_at
+from tests.tools.mlflow_engines import then_leave
+from tests.tools.postgres_tools import place_artifacts
 
 
 def test_the_default_store_lies_under_mlruns_with_its_artifacts(store, tmp_path):

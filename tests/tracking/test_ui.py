@@ -7,13 +7,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from interface import interface
-from ports import free_port
 
 from flows.ops.mlflow_ui import serve_ui
 from schemas.errors import CpbError
 from tasks.tracking.runs import finish, log_metrics, search, start_fleet, start_parent
 from tasks.tracking.views import runs_page, views
+from tests.tools.mlflow_interface import interface
+from tests.tools.ports import free_port
 
 
 def test_a_taken_port_names_the_remedy(store):

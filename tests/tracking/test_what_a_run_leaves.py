@@ -4,10 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from browser import launch, needs_browser
-from in_process import train_by
-from interface import interface
-from ports import free_port
 
 from flows.runner import Runner
 from flows.train_all import run_train_all
@@ -17,6 +13,10 @@ from tasks.tracking.runs import search
 from tasks.tracking.store import open_store
 from tasks.tracking.views import views
 from tasks.training import trainer
+from tests.tools.browser import launch, needs_browser
+from tests.tools.in_process import train_by
+from tests.tools.mlflow_interface import interface
+from tests.tools.ports import free_port
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/mlflow.md").read_text()
 SPEC = RunSpec(

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainer_tools import PRELUDE, trainers_in
 
 from tasks.training import local
+from tests.tools.trainer_tools import PRELUDE, trainers_in
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,6 @@ from types import ModuleType
 
 import psutil
 import pytest
-from other_user import as_nobody, let_others_pass
-from trainer_tools import wait_until
 
 from schemas.errors import UsageError
 from tasks.storage import locks
@@ -24,6 +22,8 @@ from tasks.training.local import (
     plan_slots,
     visible_gpus,
 )
+from tests.tools.other_user import as_nobody, let_others_pass
+from tests.tools.trainer_tools import wait_until
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
 

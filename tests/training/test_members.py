@@ -1,10 +1,10 @@
 """The models of a job: copies are averaged, and universal parts share one model."""
 
 import numpy as np
-from planned import job, planned
 
 from cpbmodels import Series, ensemble, predict, train_fleet
 from tasks.training.trainer import train_members
+from tests.tools.planned import job, planned
 
 TINY = {"epochs": 1}
 

@@ -7,13 +7,13 @@ from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
-from terminal import Terminal
-from trainer_tools import trainers_in, wait_until
 
 from tasks.running.parallel import run_each, thread_pool
 from tasks.running.resident import Cores
 from tasks.storage.interrupts import Interrupted, pause, stoppable
 from tasks.training.local import gpu_held
+from tests.tools.terminal import Terminal
+from tests.tools.trainer_tools import trainers_in, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = ContextVar("name", default="none")

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planned import fleet, universe
 
 import cpbmodels
 from cpbmodels.device import monitor
@@ -27,6 +26,7 @@ from tasks.training.progress import (
     read_epochs,
 )
 from tasks.training.shard import EPOCHS, RESULT, prepare
+from tests.tools.planned import fleet, universe
 
 PLAN = fleet()
 (JOB,) = PLAN.shards

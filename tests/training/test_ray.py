@@ -9,9 +9,6 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
-from ray_cluster import ATTACK, ENVIRONMENT, PYTHON, ROOT, SmallCluster
-from small_shards import SPEC, copied, models, planned_in
-from trainer_tools import children_with, wait_until
 
 from flows.runner import Runner
 from flows.train_all import train_fleets
@@ -22,6 +19,9 @@ from tasks.running.parallel import reports_to
 from tasks.steps import opened_engine
 from tasks.training import ray as engine_ray
 from tasks.training.shard import RESULT, shard_folder
+from tests.tools.ray_cluster import ATTACK, ENVIRONMENT, PYTHON, ROOT, SmallCluster
+from tests.tools.small_shards import SPEC, copied, models, planned_in
+from tests.tools.trainer_tools import children_with, wait_until
 
 pytestmark = [
     pytest.mark.slow,

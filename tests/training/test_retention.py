@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
-from planned import job, planned
 
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
 from tasks.training.shard import MAX_SHARDS_PER_KIND, MAX_UNUSED_DAYS, ShardsInUse, remove_old_shards
+from tests.tools.planned import job, planned
 
 
 def fleet(root, name, used=0.0, coins=("BTCUSDT",), market="spot", **options):

@@ -4,7 +4,6 @@ import random
 import zlib
 
 import pytest
-from planned import fleet, job, planned, universe
 
 from schemas.identity import SeriesId
 from schemas.run import RunSpec, is_universal
@@ -19,6 +18,7 @@ from tasks.training.plan import (
     shards_of,
 )
 from tasks.training.shard import home_of, prepare, progress_so_far, read_job, shard_folder
+from tests.tools.planned import fleet, job, planned, universe
 
 
 def names(plan):

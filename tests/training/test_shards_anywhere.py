@@ -3,8 +3,6 @@
 import threading
 
 import pytest
-from small_shards import SPEC, copied, models, planned_in
-from trainer_tools import wait_until
 
 from flows.runner import Runner
 from flows.train_all import train_fleets
@@ -17,6 +15,8 @@ from tasks.storage import locks
 from tasks.training import local
 from tasks.training.local import Slots
 from tasks.training.shard import shard_folder
+from tests.tools.small_shards import SPEC, copied, models, planned_in
+from tests.tools.trainer_tools import wait_until
 
 pytestmark = pytest.mark.slow
 

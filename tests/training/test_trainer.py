@@ -4,9 +4,6 @@ import types
 from contextlib import closing
 
 import pytest
-from planned import job as planned_job
-from planned import planned
-from shard_tools import home_with_job
 
 from schemas.errors import CpbError
 from schemas.handover import ShardResult
@@ -17,6 +14,9 @@ from tasks.training.local import GPU_LOST, Slots, Trainers
 from tasks.training.plan import job_key
 from tasks.training.shard import RESULT, prepare, read_result, shard_folder
 from tasks.training.trainer import train_once
+from tests.tools.planned import job as planned_job
+from tests.tools.planned import planned
+from tests.tools.shard_tools import home_with_job
 
 
 @pytest.fixture

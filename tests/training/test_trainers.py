@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import psutil
 import pytest
-from trainer_tools import trainers_in, wait_until
 
 from schemas.errors import CpbError
 from tasks.running.parallel import run_each
 from tasks.running.resident import Cores
 from tasks.training.local import Slots, TrainerDied, Trainers, TrainingTimeout, run_trainer
+from tests.tools.trainer_tools import trainers_in, wait_until
 
 CPU = Slots((), 1, 1)
 

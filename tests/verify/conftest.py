@@ -5,8 +5,9 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-import stored_home
-from in_process import serve_here
+
+from tests.tools import stored_home
+from tests.tools.in_process import serve_here
 
 
 def copy_database(source, target):

@@ -5,10 +5,6 @@ import subprocess
 from datetime import timedelta
 
 import pytest
-from stored_home import MARKET, SERIES, SPAN, hour
-from test_verify_command import train_again
-from test_verify_parts import fleet_of, member_of
-from verifying import verify_published
 
 from flows.forecast import run_forecast
 from flows.runner import Runner
@@ -18,6 +14,8 @@ from tasks.steps import publish
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.verify import verify_all
+from tests.tools.stored_home import MARKET, SERIES, SPAN, fleet_of, hour, member_of, train_again
+from tests.tools.verifying import verify_published
 
 OTHER = SeriesId(MARKET, "ETHUSDT", "1h")
 

@@ -5,14 +5,13 @@ import shlex
 import subprocess
 
 import pytest
-from stored_home import MARKET, spec
-from test_verify_parts import DAMAGE, only
-from verifying import of_kind
 
 from flows.runner import Runner
 from flows.train_all import run_train_all
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
+from tests.tools.stored_home import DAMAGE, MARKET, only, spec
+from tests.tools.verifying import of_kind
 
 verify_results = of_kind("results")
 

@@ -5,17 +5,15 @@ import re
 
 import pytest
 from fastapi.testclient import TestClient
-from stored_home import MARKET, SERIES, hour, spec
-from test_verify_parts import champion, cut, flip, member_of
 
 from flows.forecast import run_forecast
 from flows.runner import Runner
-from flows.train_all import run_train_all
 from schemas.errors import BusyError, CpbError
 from tasks.storage.packaged import packaged_models
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.verify import KINDS, verify_all
+from tests.tools.stored_home import MARKET, SERIES, champion, cut, flip, hour, member_of, train_again
 from webapp.app import create_app
 
 KINDS_OF_PAGE = ("candles", "forecast", "ledger")
@@ -28,11 +26,6 @@ def cpb(cpb_here):
         return code, out.strip().splitlines(), err
 
     return call
-
-
-def train_again():
-    said = []
-    return run_train_all(spec(), Runner(), said.append), said
 
 
 def test_a_good_home(stored, cpb):

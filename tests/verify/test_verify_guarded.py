@@ -11,10 +11,6 @@ from contextlib import closing
 from itertools import count
 
 import pytest
-from stored_home import MARKET, SERIES, hour
-from test_verify_command import train_again
-from test_verify_parts import DAMAGE, champion, cut, fleet_of, only
-from verifying import verify_champions, verify_fleets
 
 from flows.forecast import run_forecast
 from flows.runner import Runner
@@ -28,6 +24,8 @@ from tasks.tracking.registry import ALIAS, PREVIOUS
 from tasks.tracking.store import open_store
 from tasks.training.shard import PROGRESS
 from tasks.verify import KINDS, verify_all
+from tests.tools.stored_home import DAMAGE, MARKET, SERIES, champion, cut, fleet_of, hour, only, train_again
+from tests.tools.verifying import verify_champions, verify_fleets
 
 
 def follow(command, **environment):

@@ -7,11 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from stored_home import MARKET, SERIES
-from test_verify_parts import flip
 
 from tasks.storage.source_code import ROOT
 from tasks.verify import verify_all
+from tests.tools.stored_home import MARKET, SERIES, flip
 
 CPB = [sys.executable, "-m", "flows.cli"]
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'

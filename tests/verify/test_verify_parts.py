@@ -7,8 +7,6 @@ import subprocess
 
 import numpy as np
 import pytest
-from stored_home import MARKET, SERIES, SPAN
-from verifying import verify_champions, verify_features, verify_fleets
 
 from flows.runner import Runner
 from flows.train_all import run_train_all
@@ -16,52 +14,10 @@ from schemas.errors import DamagedError
 from schemas.run import RunSpec
 from tasks.signals.feature_files import read_features, write_features
 from tasks.storage.locks import locked
-from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
-from tasks.training.shard import JOB, RESULT, progress_so_far, read_job
+from tasks.training.shard import JOB, RESULT, progress_so_far
 from tasks.verify import verify_all
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-
-
-def garbage(path):
-    path.write_bytes(bytes(range(256)) * 9)
-
-
-DAMAGE = [cut, empty, flip, garbage]
-
-
-def fleet_of(home):
-    """The fleet that the champion comes from."""
-    wanted = champion().architecture
-    (folder,) = (p for p in (home / MARKET / "fleets").iterdir() if read_job(p).architecture == wanted)
-    return folder
-
-
-def member_of(home, name=""):
-    return fleet_of(home) / "members" / SERIES.name / name
-
-
-def champion():
-    (model,) = (c for c in champions(open_store(), market=MARKET) if c.series == SERIES)
-    return model
-
-
-def only(damages):
-    (damage,) = damages
-    return damage
+from tests.tools.stored_home import DAMAGE, MARKET, SERIES, SPAN, champion, fleet_of, flip, member_of, only
+from tests.tools.verifying import verify_champions, verify_features, verify_fleets
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -1,10 +1,20 @@
 import shutil
 
 import pytest
-from browsing import browsing
-from serving import client_of
-from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, fill, fill_record, track
 
+from tests.tools.copied_store import record_place
+from tests.tools.page_browser import browsing
+from tests.tools.page_service import client_of
+from tests.tools.webapp_store import (
+    BTC,
+    ETH,
+    PEPE,
+    SIM_BTC,
+    UM_BTC,
+    fill,
+    fill_record,
+    track,
+)
 from webapp import kept, last
 
 
@@ -94,3 +104,14 @@ def open_page(pages):
     yield pages
     pages.close_pages()
     assert pages.faults == []
+
+
+@pytest.fixture
+def own_folder(filled, tmp_path, monkeypatch):
+    """A copy of the store that may be written."""
+    folder = tmp_path / "own"
+    shutil.copytree(filled, folder)
+    record_place(folder / "mlruns/mlflow.db")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(folder)
+    return folder

@@ -2,13 +2,13 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from packaged import weights_sha256
-from serving import client_of
-from webapp_store import BTC, ETH, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
 
 from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.forecasting.months import month_bytes
+from tests.tools.packaged import weights_sha256
+from tests.tools.page_service import client_of
+from tests.tools.webapp_store import BTC, ETH, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
 
 SERIES_PATHS = ["forecast", "ledger", "candles"]
 

@@ -3,12 +3,12 @@
 import numpy as np
 import polars as pl
 import pytest
-from serving import client_of
-from webapp_store import BTC, SIM_BTC, small_home
 
 from tasks.forecasting.record import read_summary, read_sums, record_by_day
 from tasks.judging.fleet import score_file
 from tasks.judging.member import MemberScore
+from tests.tools.page_service import client_of
+from tests.tools.webapp_store import BTC, SIM_BTC, small_home
 from webapp import figures
 
 EVERY = [

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from serving import serve
 
+from tests.tools.page_service import serve
 from webapp.app import create_app
 
 

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from serving import client_of, serve
 
 from flows.ops.guard import Guard
 from flows.ops.listeners import PAGE
 from schemas.errors import UsageError
+from tests.tools.page_service import client_of, serve
 from webapp import app as webapp_app
 from webapp import read
 from webapp.app import create_app

@@ -5,14 +5,13 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from serving import client_of
-from test_lists import decision, own_folder  # noqa: F401
-from webapp_store import BTC, fill, small_home
 
 from schemas.errors import CpbError, MemberError
 from tasks.tracking import boards
 from tasks.tracking.registry import keep_decision
 from tasks.tracking.store import UNUSABLE, open_store, read_store
+from tests.tools.page_service import client_of
+from tests.tools.webapp_store import BTC, decision, fill, small_home
 from webapp import figures, kept, last, read
 
 QUIET = threading.Event()
@@ -98,14 +97,14 @@ def test_results_of_files_are_forgotten_when_files_change(tmp_path, monkeypatch)
         assert [len(function.cache) for function in kept._kept if function.__name__ == "_stored"] == [1]
 
 
-def test_the_number_of_results_is_bounded(own_folder, monkeypatch):  # noqa: F811
+def test_the_number_of_results_is_bounded(own_folder, monkeypatch):
     monkeypatch.setattr(last, "_MAX_RESULTS", 3)
     for number in range(9):
         assert last.last("number", lambda store, number: number, number)[0] == number
     assert len(last._results) == 3
 
 
-def test_an_answer_does_not_wait_while_the_store_is_read_anew(own_folder, monkeypatch):  # noqa: F811
+def test_an_answer_does_not_wait_while_the_store_is_read_anew(own_folder, monkeypatch):
     store, begun, go_on = open_store(), threading.Event(), threading.Event()
     keep_decision(store, decision(0))
     with client_of(own_folder) as client:
@@ -135,7 +134,7 @@ def test_an_answer_does_not_wait_while_the_store_is_read_anew(own_folder, monkey
 
 
 def test_a_store_that_cannot_be_read_any_more_leaves_the_last_answer_with_its_age(
-    own_folder,  # noqa: F811
+    own_folder,
     monkeypatch,
 ):
     with client_of(own_folder) as client:
@@ -160,7 +159,7 @@ def test_a_store_that_cannot_be_read_any_more_leaves_the_last_answer_with_its_ag
         until(lambda: client.get("/api/leaderboard").json()["note"] is None)
 
 
-def test_a_store_that_cannot_be_read_at_first_is_not_asked_by_every_request(own_folder, monkeypatch):  # noqa: F811
+def test_a_store_that_cannot_be_read_at_first_is_not_asked_by_every_request(own_folder, monkeypatch):
     asked = []
 
     def broken(*_, **__):
@@ -174,7 +173,7 @@ def test_a_store_that_cannot_be_read_at_first_is_not_asked_by_every_request(own_
     assert len(asked) == 1
 
 
-def test_a_fault_of_ours_stops_no_refreshing(own_folder, monkeypatch):  # noqa: F811
+def test_a_fault_of_ours_stops_no_refreshing(own_folder, monkeypatch):
     values = iter([1])
     last.last("broken", lambda store: next(values))
     last._results[last._address(), "broken"].token = ""
@@ -183,7 +182,7 @@ def test_a_fault_of_ours_stops_no_refreshing(own_folder, monkeypatch):  # noqa: 
     assert (value, "StopIteration" in note) == (1, True)
 
 
-def test_one_request_of_many_reads_and_errors_about_arguments_are_its_answer(own_folder):  # noqa: F811
+def test_one_request_of_many_reads_and_errors_about_arguments_are_its_answer(own_folder):
     reads, barrier = [], threading.Barrier(4)
 
     def slow(store):
@@ -211,7 +210,7 @@ def test_one_request_of_many_reads_and_errors_about_arguments_are_its_answer(own
     assert len(last._results) == 1
 
 
-def test_what_nobody_asks_for_is_read_no_more(own_folder, monkeypatch):  # noqa: F811
+def test_what_nobody_asks_for_is_read_no_more(own_folder, monkeypatch):
     last.last("number", lambda store: 1)
     last.refresh(QUIET)
     assert len(last._results) == 1

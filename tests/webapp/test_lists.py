@@ -3,16 +3,12 @@
 import csv
 import io
 import json
-import shutil
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from copied_store import record_place
-from serving import client_of
-from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
 
-from schemas.handover import Decision, JobMember, ModelRef, SeriesRecord, ShardJob, SplitBounds
+from schemas.handover import JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
 from tasks.tracking.registry import keep_decision
@@ -20,6 +16,19 @@ from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import KIND, STUDY
 from tasks.training.shard import prepare
+from tests.tools.page_service import client_of
+from tests.tools.webapp_store import (
+    BTC,
+    ETH,
+    PEPE,
+    SIM_BTC,
+    UM_BTC,
+    VERDICT,
+    decision,
+    fill,
+    small_home,
+    write_candles,
+)
 from webapp import last
 from webapp.api import kept, table
 
@@ -170,29 +179,6 @@ def test_models_are_the_newest_of_each_architecture_the_best_first(mixed_client)
     simulated = mixed_client.get("/api/models/BTC/1h?market=sim").json()
     assert [m["architecture"] for m in simulated["models"]] == ["gru"]
     assert simulated["simulated"] is True
-
-
-@pytest.fixture
-def own_folder(filled, tmp_path, monkeypatch):
-    """A copy of the store that may be written."""
-    folder = tmp_path / "own"
-    shutil.copytree(filled, folder)
-    record_place(folder / "mlruns/mlflow.db")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def decision(days, outcome="kept", series=BTC):
-    return Decision(
-        series=series,
-        outcome=outcome,
-        rule="better",
-        version_number="1",
-        candidate=ModelRef(recipe="=har/default/1"),
-        reason="no better",
-        decided_at=datetime(2025, 6, 1, tzinfo=UTC) + timedelta(days=days),
-    )
 
 
 def test_decisions_are_listed_newest_first(own_folder):

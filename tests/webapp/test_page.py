@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from browser import needs_browser
-from browsing import WAIT_S, until
-from webapp_store import BTC, ETH, fill, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
+from tests.tools.browser import needs_browser
+from tests.tools.page_browser import WAIT_S, until
+from tests.tools.webapp_store import BTC, ETH, fill, forecast_at, small_home, write_candles
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,7 +1,8 @@
 """Everybody can use the page: axe finds nothing serious, and nothing is cut on a phone."""
 
 import pytest
-from browser import axe_findings, needs_browser
+
+from tests.tools.browser import axe_findings, needs_browser
 
 pytestmark = [pytest.mark.slow, needs_browser]
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from browser import needs_browser
-from browsing import until
-from serving import client_of
-from webapp_store import BTC, ETH, fill
 
 import cpbmodels
 from cpbmodels.data.series import Series
 from tasks.storage.records import file_digest
+from tests.tools.browser import needs_browser
+from tests.tools.page_browser import until
+from tests.tools.page_service import client_of
+from tests.tools.webapp_store import BTC, ETH, fill
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,8 @@
 import time
 from contextlib import ExitStack, contextmanager
 
-from browser import launch
-from serving import serve
-
+from tests.tools.browser import launch
+from tests.tools.page_service import serve
 from webapp.app import create_app
 
 WAIT_S = 60

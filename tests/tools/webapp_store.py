@@ -4,17 +4,18 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
-from live_record import made_forecasts, write_walk
-from packaged import weights_sha256
-from registering import register_champion
 
 from schemas.frames import KLINES
+from schemas.handover import Decision, ModelRef
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.issue import contract_rows
 from tasks.forecasting.record import score_due
 from tasks.tracking.registry import Champion
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
+from tests.tools.live_record import made_forecasts, write_walk
+from tests.tools.packaged import weights_sha256
+from tests.tools.registering import register_champion
 
 BTC, ETH = SeriesId("spot", "BTCUSDT", "1h"), SeriesId("spot", "ETHUSDT", "1h")
 PEPE = SeriesId("spot", "PEPEUSDT", "15m")
@@ -179,3 +180,15 @@ def small_home(folder, *everything):
     for i, series in enumerate(everything):
         fill(folder / "data", series, price=100.0 * (i + 1), seed=i)
     return folder
+
+
+def decision(days, outcome="kept", series=BTC):
+    return Decision(
+        series=series,
+        outcome=outcome,
+        rule="better",
+        version_number="1",
+        candidate=ModelRef(recipe="=har/default/1"),
+        reason="no better",
+        decided_at=datetime(2025, 6, 1, tzinfo=UTC) + timedelta(days=days),
+    )

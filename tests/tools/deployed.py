@@ -8,10 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import fork_server
 import httpx
 import psutil
-from ports import free_port
+
+from tests.tools import fork_server
+from tests.tools.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

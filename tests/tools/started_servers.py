@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from ports import free_port
+
+from tests.tools.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

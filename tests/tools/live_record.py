@@ -7,13 +7,13 @@ from statistics import NormalDist
 
 import numpy as np
 import polars as pl
-from packaged import weights_sha256
 
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.frames import FORECAST_SCHEMA, KLINES, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.forecasting.months import FORECASTS, LEDGER, read_months
 from tasks.forecasting.score import scored_rows, with_scale
+from tests.tools.packaged import weights_sha256
 
 SIGMA, HORIZON = 0.005, 10
 _NORMAL = np.array([NormalDist().inv_cdf(level / 20) for level in range(1, 20)])

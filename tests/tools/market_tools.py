@@ -11,6 +11,7 @@ from schemas.identity import SeriesId
 from schemas.scope import IngestSpec
 from tasks.market import simulator
 from tasks.market.client import Limits
+from tasks.market.ingest import with_listed_pairs
 from tasks.market.layout import grid_of, source_file
 from tasks.market.simulator import candles
 from tasks.storage.files import DRAFT
@@ -160,3 +161,26 @@ class Misbehaving:
 def drafts(home: Path) -> list[Path]:
     """What a writer left half-written."""
     return [p for p in home.rglob("*") if DRAFT.fullmatch(p.name) or p.name.endswith(".tmp")]
+
+
+def btc(report):
+    return report.series[0]
+
+
+def listing(market, change):
+    """A hook that passes every page of the listing through `change(xml, query)`."""
+
+    def hook(handler, name, query):
+        if name or "prefix" not in query:
+            return None
+        entries = market.folder.keys(query["prefix"])
+        page = simulator.listing_page(entries, query)
+        answer = change(page.decode(), query)
+        return answer if isinstance(answer, tuple) else (200, {}, answer.encode())
+
+    return hook
+
+
+def listed(source):
+    """The coins of the whole exchange at a source."""
+    return list(with_listed_pairs(IngestSpec(coins="exchange", source=source), print).scope.symbols)

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import polars as pl
+from safetensors.numpy import save_file
 
 from cpbmodels import Series, train_fleet
 from cpbmodels.data.wide import with_market
@@ -60,3 +61,17 @@ def _member(symbol, timeframe, market, seed, architecture):
 def publish_models(tmp_path, *champions):
     """Publish champions as one commit, and return its hash."""
     return publish(build_tree(champions, tmp_path / "tree", REPO), REPO).oid
+
+
+def champion(
+    folder, symbol="BTCUSDT", timeframe="1h", ratio=0.98, seed=0, market="spot", damage="", **metrics
+):
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = np.random.default_rng(seed).standard_normal((64, 8)).astype(np.float32)
+    save_file({"w": weights}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architecture": "har", "symbol": symbol}))
+    (folder / "forecast.png").write_bytes(b"\x89PNG" + bytes(50))
+    (folder / "secret.txt").write_text("not part of a model folder")
+    scores = {"test_crps_ratio": ratio, "test_directional_accuracy": 0.5} | metrics
+    tags = {"architecture": "har", "verdict": "better (x)", "files": json.dumps(file_digests(folder))}
+    return Champion(SeriesId(market, symbol, timeframe), "3", "run", folder, scores, tags, damage)

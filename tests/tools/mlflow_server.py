@@ -8,11 +8,10 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from ports import free_port
+from tests.tools.ports import free_port
+from tests.tools.trainer_tools import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "training"))
-from trainer_tools import wait_until  # noqa: E402
 
 
 def documented(database, port):

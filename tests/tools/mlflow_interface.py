@@ -9,9 +9,8 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-from ports import free_port
-
 from tasks.tracking.store import make_sqlite
+from tests.tools.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,10 +4,10 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from gpu_on_cpu import gpu_path
 from triton.runtime.interpreter import InterpretedFunction
 
 from cpbmodels.kernels import attention, check, decoder, optimizer, recurrent, steps, transformer
+from tests.tools.gpu_on_cpu import gpu_path
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 MASK, SIGN, HELD, NEIGHBOUR = "a mask", "a sign", "a held row", "a neighbour"

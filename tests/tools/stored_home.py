@@ -8,6 +8,9 @@ from flows.train_all import run_train_all
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from schemas.scope import ForecastSpec
+from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
+from tasks.training.shard import read_job
 
 MARKET = "sim"
 SERIES = SeriesId(MARKET, "BTCUSDT", "1h")
@@ -31,3 +34,50 @@ def build() -> None:
     summary = run_train_all(spec(), Runner(), lambda _: None)
     assert not summary.failures
     run_forecast(hour(LATER), Runner(), lambda _: None)
+
+
+def train_again():
+    said = []
+    return run_train_all(spec(), Runner(), said.append), said
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
+def garbage(path):
+    path.write_bytes(bytes(range(256)) * 9)
+
+
+DAMAGE = [cut, empty, flip, garbage]
+
+
+def fleet_of(home):
+    """The fleet that the champion comes from."""
+    wanted = champion().architecture
+    (folder,) = (p for p in (home / MARKET / "fleets").iterdir() if read_job(p).architecture == wanted)
+    return folder
+
+
+def member_of(home, name=""):
+    return fleet_of(home) / "members" / SERIES.name / name
+
+
+def champion():
+    (model,) = (c for c in champions(open_store(), market=MARKET) if c.series == SERIES)
+    return model
+
+
+def only(damages):
+    (damage,) = damages
+    return damage

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-from registering import register_champion
 from safetensors.numpy import save_file
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.pool import NullPool
 
 from schemas.identity import ModelId, SeriesId
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
+from tests.tools.registering import register_champion
 
 FIRST = datetime(2025, 3, 6, 6, 30, tzinfo=UTC)  # a Thursday: night 4 ends its week
 NAMES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
