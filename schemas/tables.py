@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table
 
     from cpbmodels.data.candles import Candles
-    from cpbmodels.data.raw_tables import Table
+    from cpbmodels.data.raw_tables import ReadTable
 
 _OTHER_KINDS = (
     ".tsv",
@@ -163,7 +163,7 @@ class SeriesTable:
     path: Path
     symbol: str
     timeframe: str | None
-    table: "Table" = field(repr=False)
+    table: "ReadTable" = field(repr=False)
 
     @cached_property
     def read(self) -> "Candles":

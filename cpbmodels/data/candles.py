@@ -19,7 +19,15 @@ from cpbmodels.data.column_names import Chosen, are_intervals, choose, clean_sym
 from cpbmodels.data.columns import MAX_VOLUME, PRICES, check_prices
 from cpbmodels.data.numbers import Decimal, NumbersError, read_numbers
 from cpbmodels.data.open_times import open_times
-from cpbmodels.data.raw_tables import ROW, RawTable, Table, is_pandas, of_frame, read_file, without_tickers
+from cpbmodels.data.raw_tables import (
+    ROW,
+    RawTable,
+    ReadTable,
+    is_pandas,
+    of_frame,
+    read_file,
+    without_tickers,
+)
 from cpbmodels.errors import ModelError, shown, unknown_choice
 
 OFF_GRID = (1_518_048_000_000_000, 1_518_393_600_000_000)
@@ -54,7 +62,7 @@ def read_table(
     columns: Mapping[str, str] | None = None,
     decimal: Decimal | None = None,
     naive_is_utc: bool = False,
-) -> Table:
+) -> ReadTable:
     """Return the columns of a table, or of the file at a path, as times and numbers.
 
     Args:
@@ -98,7 +106,7 @@ def read_table(
             f"has no column that is certain to be its volume, of {', '.join(map(repr, others))}: "
             f"{option('volume', others[0])}"
         )
-    table = Table(frame, label, tuple(notes), raw.lines)
+    table = ReadTable(frame, label, tuple(notes), raw.lines)
     times, rounded = open_times(table, chosen, names, naive_is_utc=naive_is_utc)
     read = [frame[ROW], pl.Series("open_time", times, dtype=pl.Int64)]
     read += _numbers(table, chosen, names, decimal, point_is_decimal=raw.point_is_decimal)
@@ -140,7 +148,7 @@ def read_candles(
     return check_candles(table, timeframe or _named_timeframe(table), partial)
 
 
-def _named_timeframe(table: Table) -> str | None:
+def _named_timeframe(table: ReadTable) -> str | None:
     """The timeframe that the table of one series names itself, to which its times are held."""
     if "timeframe" not in table.frame.columns:
         return None
@@ -148,7 +156,7 @@ def _named_timeframe(table: Table) -> str | None:
     return str(named[0]) if len(named) == 1 and are_intervals(named) else None
 
 
-def check_series(table: Table, symbol: str | None, timeframe: str | None) -> None:
+def check_series(table: ReadTable, symbol: str | None, timeframe: str | None) -> None:
     """Refuse a table of several series, or of another one than asked for."""
     for role in ("symbol", "timeframe"):
         if role not in table.frame.columns:
@@ -180,7 +188,7 @@ def _is_pair_of(named: str, symbol: str) -> bool:
     return longer == shorter or (longer.startswith(shorter) and longer.removeprefix(shorter) in CURRENCIES)
 
 
-def check_candles(table: Table, timeframe: str | None = None, partial: str = "refuse") -> Candles:
+def check_candles(table: ReadTable, timeframe: str | None = None, partial: str = "refuse") -> Candles:
     """Return the candles of a table of one series; arguments and errors as in `read_candles`."""
     if partial not in ("refuse", "drop"):
         raise ModelError(f"partial {partial!r} is unknown: choose refuse or drop.")
@@ -224,7 +232,7 @@ def check_candles(table: Table, timeframe: str | None = None, partial: str = "re
 
 
 def _numbers(
-    table: Table, chosen: Chosen, names: list[str], decimal: Decimal | None, *, point_is_decimal: bool
+    table: ReadTable, chosen: Chosen, names: list[str], decimal: Decimal | None, *, point_is_decimal: bool
 ) -> list[pl.Series]:
     """Prices and, where given, volume, as Float64, NaN where missing; texts by the one convention of the table."""
     frame, label = table.frame, table.label
@@ -258,7 +266,7 @@ def _numbers(
     return [numbers[name].alias(name) for name in chosen.numbers]
 
 
-def _unread(table: Table, chosen: Chosen, decimal: Decimal | None, error: NumbersError) -> ModelError:
+def _unread(table: ReadTable, chosen: Chosen, decimal: Decimal | None, error: NumbersError) -> ModelError:
     """The sentence for texts that are no numbers, or that may be two: column, value, row and what to do."""
     first, *others = (
         f"{chosen.numbers[cell.column]} {shown(cell.text)} in {table.place_at(cell.row)}"
@@ -277,7 +285,7 @@ def _unread(table: Table, chosen: Chosen, decimal: Decimal | None, error: Number
     return ModelError(f"{table.label}: {first} {why}")
 
 
-def _check_order(table: Table) -> None:
+def _check_order(table: ReadTable) -> None:
     times = table.frame["open_time"].to_numpy()
     steps = np.diff(times)
     if (steps > 0).all():
@@ -296,7 +304,7 @@ def _check_order(table: Table) -> None:
     raise ModelError(f"{table.label}: the candle of {_text(times[at])} in {table.place_at(at)} {what}.")
 
 
-def _check_digits(table: Table) -> None:
+def _check_digits(table: ReadTable) -> None:
     """Refuse times that a spreadsheet has cut to a few digits; asked where they repeat or fit no grid."""
     times = table.frame["open_time"].to_numpy()
     if table.rounded or (len(times) > 2 and not (times % _LOST).any()):
@@ -306,7 +314,7 @@ def _check_digits(table: Table) -> None:
         )
 
 
-def _timeframe(table: Table, timeframe: str | None) -> tuple[str, np.ndarray]:
+def _timeframe(table: ReadTable, timeframe: str | None) -> tuple[str, np.ndarray]:
     """The timeframe, given or found as the most frequent step, and whether each candle lies on its grid.
 
     Raises:

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.column_names import TIME_NAMES, Chosen, option
-from cpbmodels.data.raw_tables import Table, of_objects
+from cpbmodels.data.raw_tables import ReadTable, of_objects
 from cpbmodels.errors import ModelError, shown
 
 _GROUPED_COUNT = r"^[0-9]{1,3}([., '\u00a0\u202f][0-9]{3}){3,}$"
@@ -20,7 +20,7 @@ _COMMA_COUNT = r"^[0-9]+,[0-9]+([eE]\+?[0-9]+)?$"
 
 
 def open_times(
-    table: Table, chosen: Chosen, names: list[str], *, naive_is_utc: bool
+    table: ReadTable, chosen: Chosen, names: list[str], *, naive_is_utc: bool
 ) -> tuple[np.ndarray, bool]:
     """The open times in microseconds since 1970 UTC, int64 [rows], and whether they are written with exponents.
 
@@ -88,7 +88,7 @@ def open_times(
     return _instants(table, column, what), False
 
 
-def _check_one_time(table: Table, columns: dict[str, pl.Series], chosen: Chosen) -> None:
+def _check_one_time(table: ReadTable, columns: dict[str, pl.Series], chosen: Chosen) -> None:
     """Refuse two columns of equally certain times that are not the same; `open_time` says what it is.
 
     A column that repeats its times more often than another, as the day does beside the hour, is not meant.
@@ -113,14 +113,14 @@ def _check_one_time(table: Table, columns: dict[str, pl.Series], chosen: Chosen)
             )
 
 
-def _instants(table: Table, column: pl.Series, what: str) -> np.ndarray:
+def _instants(table: ReadTable, column: pl.Series, what: str) -> np.ndarray:
     """Microseconds since 1970 of counts, or of datetimes with a zone."""
     if column.dtype.is_numeric():
         return _epoch(table, column, what)
     return column.cast(pl.Datetime("us", "UTC")).cast(pl.Int64).to_numpy()
 
 
-def _datetimes(table: Table, column: pl.Series) -> pl.Series:
+def _datetimes(table: ReadTable, column: pl.Series) -> pl.Series:
     """The datetimes of a column of texts that all are times; another column as it is."""
     if column.dtype == pl.String and not column.null_count():
         with suppress(ModelError):
@@ -161,7 +161,7 @@ def _days_of_digits(column: pl.Series) -> pl.Series:
     return times if is_time.fill_null(value=False).sum() == len(column) - column.null_count() else column
 
 
-def _from_text(table: Table, column: pl.Series, what: str) -> pl.Series:
+def _from_text(table: ReadTable, column: pl.Series, what: str) -> pl.Series:
     """Datetimes of texts: in UTC if each has a zone, without a zone if none has."""
     texts = column.str.strip_chars().str.replace(r"^(\d{4})[./](\d\d)[./](\d\d)", "$1-$2-$3")
     texts = texts.str.replace(r"\s*(Z|UTC|GMT)$", "+00:00").str.replace(r"\s+([+-]\d\d:?\d*)$", "$1")
@@ -182,7 +182,7 @@ def _from_text(table: Table, column: pl.Series, what: str) -> pl.Series:
     return pl.Series([time.astimezone(UTC) for time in times if time], dtype=pl.Datetime("us", "UTC"))
 
 
-def _no_time(table: Table, column: pl.Series, wrong: pl.Series, what: str) -> ModelError:
+def _no_time(table: ReadTable, column: pl.Series, wrong: pl.Series, what: str) -> ModelError:
     row = int(wrong.arg_max() or 0)
     return ModelError(
         f"{what} {shown(column[row])} in {table.place_at(row)} is not a time"
@@ -191,7 +191,7 @@ def _no_time(table: Table, column: pl.Series, wrong: pl.Series, what: str) -> Mo
     )
 
 
-def _epoch(table: Table, column: pl.Series, what: str) -> np.ndarray:
+def _epoch(table: ReadTable, column: pl.Series, what: str) -> np.ndarray:
     """Microseconds of counts since 1970, each of whose units follows from its size: 1973 to 5138 overlap in no two."""
     # numpy has no 128-bit integers, and other counts than whole ones may be Decimal
     kind = pl.Int64 if column.dtype.is_integer() else pl.Float64

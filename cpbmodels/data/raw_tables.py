@@ -25,7 +25,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.files import gunzip, read_regular
 
 ROW = "row of the table"
-"""The column of `Table.frame` with the rows' numbers."""
+"""The column of `ReadTable.frame` with the rows' numbers."""
 
 _BINANCE = (
     "open_time",
@@ -75,7 +75,7 @@ _OTHER_TEXTS = {
 
 
 @dataclass(frozen=True)
-class Table:
+class ReadTable:
     """A table whose columns are known and read, of one series or several; its candles are not checked yet.
 
     frame: `ROW` (Int64, from 0, of the given table), `open_time` (Int64, microseconds UTC), `open high low close`, and
@@ -103,7 +103,7 @@ class Table:
 
 
 class RawTable(NamedTuple):
-    """A table as it was found: the frame, what was done, and the facts about a text file that `Table` needs."""
+    """A table as it was found: the frame, what was done, and the facts about a text file that `ReadTable` needs."""
 
     frame: pl.DataFrame
     notes: tuple[str, ...] = ()

@@ -26,9 +26,10 @@ from cpbmodels.data.columns import (
     feature_frame,
     segment_ids,
 )
+from cpbmodels.data.cross_section import RANGE_LENGTHS, RETURN_LENGTHS, CoinMoves, CrossSection
 from cpbmodels.data.numbers import Decimal
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.data.wide import WIDE_COLUMNS, Market, wide_columns
+from cpbmodels.data.wide import MARKET_COLUMNS, WIDE_COLUMNS, own_columns, quarters, returns
 from cpbmodels.errors import ModelError, printable
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ QUANTILE_COLUMNS = tuple(f"q{round(level * 100):02d}" for level in QUANTILES)
 
 MEDIAN_COLUMNS = ("q50_open", "q50_high", "q50_low")
 """With `q50` as its close, the median candle."""
+
+_MEAN_RANGES = tuple(f"log_range_mean_{n}" for n in RANGE_LENGTHS)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Series:
     spans: "train", "validation", "test" -> half-open row range [a, b).
     times: int64 [rows] open time in microseconds UTC, if known.
     still: bool [rows], whether the candle stands still (`cpbmodels.data.columns.stands_still`), if known.
-    market: what it shares with the other coins of its timeframe (`cpbmodels.data.wide.with_market`), if known.
+    cross_section: what it shares with the other coins of its timeframe (`with_cross_section`), if known.
     """
 
     prices: np.ndarray
@@ -72,7 +75,7 @@ class Series:
     timeframe: str = ""
     times: np.ndarray | None = None
     still: np.ndarray | None = None
-    market: Market | None = None
+    cross_section: CrossSection | None = None
 
     def __len__(self) -> int:
         """Rows."""
@@ -200,8 +203,24 @@ class Series:
 
     @cached_property
     def _wide(self) -> np.ndarray:
-        """The columns of `cpbmodels.data.wide`, computed when the first of them is requested: [rows, W]."""
-        return wide_columns(self)
+        """`WIDE_COLUMNS`, computed when the first of them is requested: float64 [rows, W], all finite."""
+        change = "log_volume_change"
+        own = own_columns(
+            self.prices,
+            self.volatility,
+            self.segments,
+            self.step_seconds,
+            self.columns(("log_range",))[:, 0],
+            self.columns((change,))[:, 0] if change in self.names else None,
+        )
+        shared = np.hstack([np.zeros((len(self), len(MARKET_COLUMNS))), np.ones((len(self), 1))])
+        if self.cross_section is not None:
+            assert self.times is not None
+            shared = self.cross_section.columns(self.times, self.columns(_MEAN_RANGES))
+        quarter = np.zeros(len(self))
+        if self.times is not None and "hour_of_week_ny" in self.names:
+            quarter = quarters(self.times, self.step_seconds, self.columns(("hour_of_week_ny",))[:, 0])
+        return np.hstack([own, shared, quarter[:, None]])
 
     @property
     def label(self) -> str:
@@ -304,6 +323,38 @@ class Series:
             timeframe=timeframe,
             times=times,
         )
+
+
+def cross_section_of(coins: Sequence[Series]) -> CrossSection:
+    """What these series, of one timeframe, have in common at each candle; those without times add nothing to it."""
+    return CrossSection.of(
+        [
+            CoinMoves(
+                times=coin.times,
+                returns={n: returns(coin.prices, coin.volatility, coin.segments, n) for n in RETURN_LENGTHS},
+                ranges=dict(zip(RANGE_LENGTHS, coin.columns(_MEAN_RANGES).T, strict=True)),
+                # A series of cpb's has the name of its market before the symbol, as in `um-BTCUSDT`.
+                is_bitcoin=coin.symbol.rpartition("-")[2].startswith("BTC"),
+            )
+            for coin in coins
+            if coin.times is not None
+        ]
+    )
+
+
+def with_cross_section(series: Sequence[Series]) -> list[Series]:
+    """The same series, each with what all of its timeframe have in common; the candles are not copied.
+
+    Series without times stay as they are. A model that reads columns of the market (`line`, `walk`) learns and
+    forecasts better with them, and works without: see `cpbmodels.arch.line`.
+    """
+    shared = {
+        timeframe: cross_section_of([coin for coin in series if coin.timeframe == timeframe])
+        for timeframe in dict.fromkeys(coin.timeframe for coin in series)
+    }
+    return [
+        coin if coin.times is None else replace(coin, cross_section=shared[coin.timeframe]) for coin in series
+    ]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord, ShardR
 from schemas.identity import ModelId, SeriesId
 from schemas.run import FleetSpec, RunSpec
 from tasks.judging.member import stored_forecasts
-from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
+from tasks.signals.feature_files import cross_sections, market_key, read_features, with_bounds
 from tasks.signals.splits import fold_bounds, shortened
 from tasks.training.plan import plan_fleet, plan_member
 from tasks.training.shard import member_folder, shard_folder
@@ -73,9 +73,10 @@ def load_folds(
         loaded += in_folds
         if error and not in_folds:
             failures.append(Failure.of(record.series, "plan", error))
-    of_market = markets({fold.id: fold.series for fold in loaded})
+    shared = cross_sections({fold.id: fold.series for fold in loaded})
     loaded = [
-        replace(fold, series=replace(fold.series, market=of_market[market_key(fold.id)])) for fold in loaded
+        replace(fold, series=replace(fold.series, cross_section=shared[market_key(fold.id)]))
+        for fold in loaded
     ]
     loaded.sort(key=lambda fold: fold.fold)
     shorter = [shortened([r for r in records if r.series.timeframe == t], len(b)) for t, b in bounds.items()]

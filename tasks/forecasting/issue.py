@@ -15,8 +15,9 @@ import numpy as np
 import polars as pl
 
 import cpbmodels
+from cpbmodels.data.cross_section import CrossSection
 from cpbmodels.data.series import Series, forecast_rows
-from cpbmodels.data.wide import NO_MARKET, Market
+from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import CpbError, MemberError
 from schemas.frames import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.handover import Failure, ForecastBatch, Issued, Step
@@ -28,7 +29,7 @@ from tasks.forecasting.months import CLOCK_STEP
 from tasks.judging.scores import Array, reference_quantiles
 from tasks.market.klines import read_klines
 from tasks.running.parallel import run_each, usable_cores
-from tasks.signals.feature_files import market_key, newest_markets, newest_series
+from tasks.signals.feature_files import market_key, newest_cross_sections, newest_series
 from tasks.storage.packaged import PackagedModel, ServedModel, read_packaged
 
 LEARNT = "learnt"
@@ -43,7 +44,7 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
     reference columns.
     """
     failures: list[Failure] = []
-    markets = _Markets(scope)
+    shared = _CrossSections(scope)
 
     def made_by(champion: PackagedModel) -> tuple[Issued, pl.DataFrame] | None:
         series = champion.series
@@ -54,7 +55,7 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
             except MemberError as error:  # a forecast without reference is better than none
                 reference = None
                 failures.append(failure(series, "forecast", error))
-            rows = _forecast(model, scope, reference, markets)
+            rows = _forecast(model, scope, reference, shared)
             learnt, issued_at = model.config.learnt_until, rows["issued_at"][0]
             if learnt and issued_at <= learnt:
                 raise MemberError(
@@ -136,24 +137,24 @@ def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
     return Failure.of(series, step, reason)
 
 
-class _Markets:
+class _CrossSections:
     """What the coins of a market and timeframe share at their newest candles, read when the first model needs it."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope, self._lock = scope, Lock()
-        self._known: dict[tuple[str, str], Market | None] = {}
+        self._known: dict[tuple[str, str], CrossSection | None] = {}
 
-    def of(self, series: SeriesId) -> Market | None:
+    def of(self, series: SeriesId) -> CrossSection | None:
         scope, key = self._scope, market_key(series)
         with self._lock:
             if key not in self._known:
-                found = newest_markets(scope.home, [key], since=scope.since, as_of=scope.as_of)
+                found = newest_cross_sections(scope.home, [key], since=scope.since, as_of=scope.as_of)
                 self._known[key] = found.get(key)
             return self._known[key]
 
 
 def _forecast(
-    model: ServedModel, scope: Scope, reference: Reference | None, markets: _Markets
+    model: ServedModel, scope: Scope, reference: Reference | None, shared: _CrossSections
 ) -> pl.DataFrame:
     """Return a model's forecast from the newest stored candles of its series, as rows of the contract.
 
@@ -166,7 +167,7 @@ def _forecast(
     """
     series = newest_series(scope.home, model.series, since=scope.since, as_of=scope.as_of)
     if NO_MARKET in model.config.features:
-        series = replace(series, market=markets.of(model.series))
+        series = replace(series, cross_section=shared.of(model.series))
     # after a gap: the forecast before it is already stored
     forecast = model.member().forecast(series, go_back=True)
     row, horizon = forecast.issued_row, len(forecast.candle)

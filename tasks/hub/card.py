@@ -76,8 +76,8 @@ that were computed from the candles, and has their digest.
 - The coins were chosen because they still exist; coins that vanished are not in the data. Coins move together, so
   these are far fewer independent results than rows.
 - `average`, `line` and `walk` models also read other coins' candles; from one coin's candles alone, as above, these
-  columns are replaced by the coin's own (.0005 of the CRPS). `cpbmodels.data.wide.with_market([series, ...])` adds
-  them.
+  columns are replaced by the coin's own (.0005 of the CRPS). `cpbmodels.data.series.with_cross_section([series, ...])`
+  adds them.
 
 ## Licence
 

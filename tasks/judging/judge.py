@@ -31,7 +31,7 @@ from tasks.judging.scores import (
 )
 from tasks.judging.touch_scores import touch_scores
 from tasks.running.resident import Requests
-from tasks.signals.feature_files import load_series, market_key, markets, read_features
+from tasks.signals.feature_files import cross_sections, load_series, market_key, read_features
 from tasks.storage.model_folder import write_reference
 from tasks.training.shard import home_of, member_folder, read_job, read_result
 
@@ -104,7 +104,7 @@ def _forecasts(folder: Path, job: ShardJob, name: SeriesId, series: Series, spli
     if NO_MARKET in member.config["features"]:
         home = home_of(folder.parent.parent, job)
         coins = {planned.model.series: read_features(home, planned.features) for planned in job.members}
-        series = replace(series, market=markets(coins)[market_key(name)])
+        series = replace(series, cross_section=cross_sections(coins)[market_key(name)])
     prediction = predict([member], [series], [series.origins(split, member.context, member.horizon)])[0]
     # Rounded like the trainer's stored forecasts, so that judging again gives the same score to the last bit.
     rounded = {name: values.astype(np.float64) for name, values in prediction.as_float32().items()}

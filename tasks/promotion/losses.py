@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cpbmodels
+from cpbmodels.data.cross_section import CrossSection
 from cpbmodels.data.series import Series, instant
-from cpbmodels.data.wide import NO_MARKET, Market
+from cpbmodels.data.wide import NO_MARKET
 from cpbmodels.fleet.predict import predict_each
 from schemas.errors import DamagedError
 from schemas.handover import Compared, Judgement, SeriesRecord
@@ -26,7 +27,7 @@ from tasks.judging.gate import GateModel, gate_model
 from tasks.judging.inference import not_worse
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import Array, pinball, realised
-from tasks.signals.feature_files import market_key, markets
+from tasks.signals.feature_files import cross_sections, market_key
 from tasks.storage.model_folder import read_config
 from tasks.tracking.registry import Champion
 from tasks.tracking.tags import RECIPE
@@ -144,7 +145,7 @@ class LossTable:
     def __init__(self, read: Callable[[SeriesRecord], Series]) -> None:
         self._read = read
         self._losses: dict[str, Losses | DamagedError] = {}
-        self._markets: dict[tuple[str, str], Market] = {}
+        self._cross_sections: dict[tuple[str, str], CrossSection] = {}
 
     def predict(self, wanted: Iterable[tuple[TrainedCandidate, GateModel]]) -> None:
         """Compute the missing losses of registered models on tonight's test spans, all together."""
@@ -175,11 +176,11 @@ class LossTable:
                 model = cpbmodels.load(registered.folder)
                 if NO_MARKET in model.config["features"]:
                     shared = market_key(features.series)
-                    if shared not in self._markets:
-                        self._markets |= markets(
+                    if shared not in self._cross_sections:
+                        self._cross_sections |= cross_sections(
                             {coin: self._read(record) for coin, record in records.items()}
                         )
-                    series = replace(series, market=self._markets[shared])
+                    series = replace(series, cross_section=self._cross_sections[shared])
                 series.columns(tuple(model.config["features"]))
             except cpbmodels.ModelError as error:
                 self._losses[self._key(registered)] = DamagedError(str(error), field=str(registered.folder))

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.columns import PRICES, feature_frame
-from cpbmodels.data.series import Series
-from cpbmodels.data.wide import Market
+from cpbmodels.data.cross_section import CrossSection
+from cpbmodels.data.series import Series, cross_section_of
 from schemas.errors import DamagedError, MemberError, log
 from schemas.frames import check_features
 from schemas.handover import SeriesRecord, SplitBounds
@@ -169,21 +169,21 @@ def newest_series(
 
 
 def market_key(series: SeriesId) -> tuple[str, str]:
-    """Return a series' exchange market and timeframe: the coins that share both have a common `wide.Market`."""
+    """Return a series' exchange market and timeframe: the coins that share both have a common `CrossSection`."""
     return series.market, series.timeframe
 
 
-def markets(coins: Mapping[SeriesId, Series]) -> dict[tuple[str, str], Market]:
-    """Return the columns common to these coins (`wide.Market`, not the exchange's market), by `market_key`."""
+def cross_sections(coins: Mapping[SeriesId, Series]) -> dict[tuple[str, str], CrossSection]:
+    """Return what these coins have in common at each candle, by `market_key`."""
     parts: dict[tuple[str, str], list[Series]] = {}
     for name, series in coins.items():
         parts.setdefault(market_key(name), []).append(series)
-    return {key: Market.of(part) for key, part in parts.items()}
+    return {key: cross_section_of(part) for key, part in parts.items()}
 
 
-def newest_markets(
+def newest_cross_sections(
     home: Path, wanted: Iterable[tuple[str, str]], **how: Any
-) -> dict[tuple[str, str], Market]:
+) -> dict[tuple[str, str], CrossSection]:
     """Return what all stored coins of the wanted markets and timeframes (`market_key`) share at their newest candles.
 
     So a forecast does not depend on the coins requested with it. `how`: as in `newest_series`. A coin without
@@ -195,7 +195,7 @@ def newest_markets(
         if market_key(name) in keys:
             with suppress(MemberError):
                 coins[name] = newest_series(home, name, rows=MARKET_ROWS, **how)
-    return markets(coins)
+    return cross_sections(coins)
 
 
 def klines_digest(klines: pl.DataFrame) -> str:

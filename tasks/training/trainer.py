@@ -29,8 +29,9 @@ import numpy as np
 import torch
 
 import cpbmodels
+from cpbmodels.data.cross_section import CrossSection
 from cpbmodels.data.series import Series
-from cpbmodels.data.wide import NO_MARKET, Market
+from cpbmodels.data.wide import NO_MARKET
 from cpbmodels.device.doctor import profile_for
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.fleet.member import Member
@@ -49,7 +50,7 @@ from schemas.handover import (
 )
 from schemas.run import base_of, is_universal
 from tasks.running.resident import Requests
-from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
+from tasks.signals.feature_files import cross_sections, market_key, read_features, with_bounds
 from tasks.storage.folders import new_folder
 from tasks.storage.locks import locked
 from tasks.storage.records import file_digest, write_npz, write_record
@@ -291,17 +292,17 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
     read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
     # Without the profile, which changes neither the columns nor the context: only fleet size, precision and graphs.
     options = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
-    of_market: dict[tuple[str, str], Market] = {}
+    shared: dict[tuple[str, str], CrossSection] = {}
     if NO_MARKET in options.features:
         coins = {}
         for record in records.values():
             with suppress(DamagedError, OSError):  # a failure of that coin, below
                 coins[record.series] = read(record.path)
-        of_market = markets(coins)
+        shared = cross_sections(coins)
     for member in job.members:
         try:
             series = with_bounds(read(member.features.path), member.model.series, member.bounds)
-            series = replace(series, market=of_market.get(market_key(member.model.series)))
+            series = replace(series, cross_section=shared.get(market_key(member.model.series)))
         except (MemberError, DamagedError, OSError) as error:
             failures.append(Failure.of(member.model, "train", error))
             continue

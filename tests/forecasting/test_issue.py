@@ -59,7 +59,7 @@ class Model:
     def forecast(self, series, **_):
         if self.error:
             raise self.error
-        self.read.append(series.market)
+        self.read.append(series.cross_section)
         spread = np.linspace(-0.1, 0.1, 19)[:, None] * np.ones(10)
         close = 100 * self.scale * np.exp(spread)
         candle = np.repeat(close[9][:, None], 4, axis=1)
@@ -71,7 +71,7 @@ class Model:
 class Newest:
     """The newest rows of a series."""
 
-    market: object = None
+    cross_section: object = None
     standing: int = 0
     prices: np.ndarray = field(default_factory=lambda: np.full((1, 4), 100.0))
     volatility: np.ndarray = field(default_factory=lambda: np.array([SIGMA]))
@@ -105,11 +105,11 @@ def test_champions_are_forecast_and_a_second_time_changes_nothing(scope):
 def test_a_model_that_reads_the_market_gets_what_the_stored_coins_share(scope, monkeypatch):
     asked = []
 
-    def markets(home, keys, *, since, as_of):
+    def cross_sections(home, keys, *, since, as_of):
         asked.append((home, list(keys), as_of))
         return {("spot", "1h"): "the market of spot at 1h"}
 
-    monkeypatch.setattr(issue, "newest_markets", markets)
+    monkeypatch.setattr(issue, "newest_cross_sections", cross_sections)
     average = Model(BTC, features=("log_sigma", NO_MARKET))
 
     batch = issue.issue_forecasts(scope, [average, Model(PEPE)])

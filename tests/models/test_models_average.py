@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from cpbmodels import ModelError, Series, ensemble, load, predict, preset, train_fleet
 from cpbmodels.arch.heads import bent, pinball
 from cpbmodels.arch.line import LEVELS, _gradient
-from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, WIDE_COLUMNS, with_market
+from cpbmodels.data.series import with_cross_section
+from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, WIDE_COLUMNS
 from cpbmodels.fleet.fleet import Fleet
 
 ROWS = 1200
@@ -38,7 +39,7 @@ KLINES = {name: candles(seed) for seed, name in enumerate(COINS)}
 
 
 def market(rows=ROWS, step=None):
-    return with_market([Series.from_frame(frame.head(rows), name) for name, frame in KLINES.items()])
+    return with_cross_section([Series.from_frame(frame.head(rows), name) for name, frame in KLINES.items()])
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_no_column_looks_ahead(cut):
 def test_a_coin_that_has_not_closed_its_last_candle_changes_no_earlier_row(missing, late):
     frames = list(KLINES.items())
     frames[late] = (frames[late][0], frames[late][1].head(ROWS - missing))
-    series = with_market([Series.from_frame(frame, name) for name, frame in frames])
+    series = with_cross_section([Series.from_frame(frame, name) for name, frame in frames])
     other = (late + 1) % 4
     now, whole = series[other].columns(MARKET_COLUMNS), market()[other].columns(MARKET_COLUMNS)
     np.testing.assert_allclose(now[: ROWS - missing], whole[: ROWS - missing], atol=1e-9)
@@ -125,14 +126,14 @@ def test_origins_and_features_are_those_of_a_series_without_wide_columns(coins):
 def test_a_forecast_from_one_coin_alone_is_the_lines_without_columns_of_the_market(coins):
     (line,) = train_fleet(coins, "line", scope="universal", device="cpu", dtype="float64")
     (alone,) = train_fleet(
-        [replace(coin, market=None) for coin in coins],
+        [replace(coin, cross_section=None) for coin in coins],
         "line",
         scope="universal",
         device="cpu",
         dtype="float64",
     )
     origins = coins[1].origins("validation", 1, 10)
-    bare = replace(coins[1], market=None)
+    bare = replace(coins[1], cross_section=None)
     with_it, without, other = (
         predict([model], [coin], [origins])[0].quantiles
         for model, coin in ((line, coins[1]), (line, bare), (alone, bare))

@@ -140,10 +140,10 @@ def test_the_newest_market_is_that_of_the_whole_past_whichever_coins_are_asked(t
     )
     key = feature_files.market_key(names[0])
     assert key == ("spot", "1h")
-    newest = feature_files.newest_markets(tmp_path, [key])[key]
+    newest = feature_files.newest_cross_sections(tmp_path, [key])[key]
     records = [feature_files.write_features(tmp_path, name) for name in names]
     coins = {record.series: feature_files.read_features(tmp_path, record) for record in records}
-    whole = feature_files.markets(coins)[key]
+    whole = feature_files.cross_sections(coins)[key]
     np.testing.assert_array_equal(newest.times[-20:], whole.times[-20:])
     shared_rows = np.isfinite(whole.values).all(axis=1)  # where three coins have the candle
     assert shared_rows.any()
@@ -152,4 +152,4 @@ def test_the_newest_market_is_that_of_the_whole_past_whichever_coins_are_asked(t
     np.testing.assert_allclose(
         newest.values[shared][-10:], whole.values[np.isin(whole.times, newest.times[shared])][-10:], atol=1e-9
     )
-    assert feature_files.newest_markets(tmp_path, []) == {}
+    assert feature_files.newest_cross_sections(tmp_path, []) == {}

@@ -9,7 +9,7 @@ import polars as pl
 from safetensors.numpy import save_file
 
 from cpbmodels import Series, train_fleet
-from cpbmodels.data.wide import with_market
+from cpbmodels.data.series import with_cross_section
 from schemas.identity import SeriesId
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
@@ -52,7 +52,9 @@ def trained(folder, symbol="BTCUSDT", timeframe="1h", market="spot", seed=0, arc
 @cache
 def _member(symbol, timeframe, market, seed, architecture):
     walk = replace(series(symbol, timeframe, seed), symbol=SeriesId(market, symbol, timeframe).label)
-    with_others, *_ = with_market([walk, *(series(f"OTHER{n}USDT", timeframe, seed + n) for n in (1, 2))])
+    with_others, *_ = with_cross_section(
+        [walk, *(series(f"OTHER{n}USDT", timeframe, seed + n) for n in (1, 2))]
+    )
     options = {"epochs": 1, "steps_per_epoch": 2, "device": "cpu"}
     (member,) = train_fleet([with_others], architecture, "smoke", seeds=[seed], **options)
     return member
