@@ -10,7 +10,8 @@ import polars as pl
 
 from cpbmodels.data.series import forecast_rows
 from cpbmodels.data.student_t import QUANTILES
-from schemas.frames import FORECAST_SCHEMA, KLINES, REFERENCE_COLUMNS
+from schemas.candles import KLINES
+from schemas.forecast_rows import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.market.klines import split_months, write_part
 

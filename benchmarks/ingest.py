@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._paired import main
-from schemas.identity import COINS, symbol_of
+from schemas.coins import COINS, symbol_of
 from tasks.market import simulator
 from tasks.market.layout import SeriesId, months, period_bounds, source_file
 from tasks.market.simulator import candles

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks._paired import main
 from cpbmodels.data.columns import candle_columns
 from cpbmodels.data.series import Series
-from schemas.handover import Paired
+from schemas.decision import Paired
 from tasks.backtesting.rolling import all_pairs
 from tasks.judging import scores
 from tasks.judging.gate import DailyLosses, corrected, failed, paired

@@ -16,8 +16,8 @@ from flows.console import echo
 from flows.costs import fleet_cost, run_cost
 from flows.runner import Runner, Summary, flow_parameters, plain_failures, profile_lines, series_records
 from flows.train_all import train_fleets
+from schemas.backtesting import BacktestSpec
 from schemas.errors import CpbError
-from schemas.run import BacktestSpec
 from tasks.backtesting.report import BacktestPlan, check_backtest, finish_backtest, plan_backtest
 from tasks.backtesting.rolling import Backtest
 from tasks.market.ingest import with_listed_pairs

@@ -9,8 +9,10 @@ from prefect.states import Completed
 from flows.console import echo
 from flows.runner import NOT_YET, STALE, STANDING, Runner, flow_parameters, plain_failures
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted
-from schemas.handover import Failure
-from schemas.scope import ForecastSpec, Scope, home_folder
+from schemas.failure import Failure
+from schemas.forecasting import ForecastSpec
+from schemas.home import home_folder
+from schemas.scope import Scope
 from tasks.forecasting.months import latest, series_with_forecasts, standing_note
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.touch_chances import touch_of, touched

@@ -30,10 +30,14 @@ from cpbmodels.errors import printable
 from flows.console import LINES, continue_without_reader, shown_progress
 from flows.ops.passwords import password_file
 from flows.ops.ports import hold
+from schemas.base import Spec
+from schemas.decision import Decision
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted, log
-from schemas.handover import Decision, Failure, FleetPlan, SeriesRecord, ShardResult, reasons
-from schemas.run import SEED, RunSpec
-from schemas.scope import ScopeSpec, Spec
+from schemas.failure import Failure, reasons
+from schemas.handover import FleetPlan, SeriesRecord, ShardResult
+from schemas.presets import SEED
+from schemas.run import RunSpec
+from schemas.scope import ScopeSpec
 from tasks.running.parallel import PrintLine, report_progress, reporting, run_each
 from tasks.running.step import Step
 from tasks.steps import features, ingest

@@ -35,15 +35,8 @@ from flows.runner import (
     series_records,
 )
 from schemas.errors import BusyError, CpbError, MemberError, counted, log
-from schemas.handover import (
-    Failure,
-    FleetJudgement,
-    FleetPlan,
-    SeriesRecord,
-    ShardJob,
-    ShardResult,
-    TrainingPlan,
-)
+from schemas.failure import Failure
+from schemas.handover import FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult, TrainingPlan
 from schemas.identity import tree_of
 from schemas.run import RunSpec
 from tasks.evaluate import evaluate, run_skill

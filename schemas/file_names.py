@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from cpbmodels.data import COIN_CURRENCIES, CURRENCIES, INTERVAL_SECONDS, MONEY
-from schemas.identity import COINS, SYMBOL
+from schemas.coins import COINS, SYMBOL
 
 _EXCHANGES = {
     "BACKPACK",

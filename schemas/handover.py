@@ -4,100 +4,18 @@ Their paths are relative to the home (`CPB_HOME`), so that a record stays valid 
 `tasks.storage.records` reads and writes them.
 """
 
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from schemas.base import Record
+from schemas.failure import Failure
+from schemas.fleets import FleetSpec
 from schemas.identity import ModelId, SeriesId
-from schemas.record import Record
-from schemas.run import FleetSpec
-
-Step = Literal[
-    "ingest",
-    "features",
-    "plan",
-    "train",
-    "evaluate",
-    "promote",
-    "publish",
-    "forecast",
-    "score",
-    "watch",
-    "prune",
-]
-"""The steps of the DAG in the order of the data flow, then the steps at the end of a nightly run."""
 
 Span = tuple[datetime, datetime]
-
-STANDING = 6
-"""So many candles that stand still are told with a forecast: a living market moves within a candle or two."""
-
-
-class Failure(Record):
-    """A series or model that failed in a step, and the reason. `code`: the error's code, for programs."""
-
-    step: Step
-    reason: str
-    code: str = "error"
-    series: SeriesId | None = None
-    model: ModelId | None = None
-
-    @classmethod
-    def of(cls, subject: SeriesId | ModelId | None, step: Step, error: Exception | str) -> "Failure":
-        """Return the failure of a series or model (None: of the whole step) with an error's reason and code."""
-        model = subject if isinstance(subject, ModelId) else None
-        series = model.series if model else subject
-        assert not isinstance(series, ModelId)
-        reason = str(error) if isinstance(error, str) or str(error) else type(error).__name__
-        code = getattr(error, "code", "error" if isinstance(error, str) else "unexpected")
-        return cls(step=step, reason=reason, code=code, series=series, model=model)
-
-    @property
-    def subject(self) -> str:
-        """What failed, for messages: `har/BTCUSDT/1h (default)`, `BTCUSDT 1h` or `the run`."""
-        return f"{self.model} ({self.model.recipe})" if self.model else str(self.series or "the run")
-
-    @property
-    def line(self) -> str:
-        """The failure as a line: subject, step and reason."""
-        return f"{self.subject} in {self.step}: {self.why}"
-
-    @property
-    def why(self) -> str:
-        """The reason without the subject's name in front of it."""
-        reason = self.reason
-        for name in (self.model, self.series):
-            reason = reason.removeprefix(f"{name}: ")
-        return reason
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a flat dict, as in the output of `--json`."""
-        series = self.series
-        return {
-            "market": series.market if series else None,
-            "symbol": series.symbol if series else None,
-            "timeframe": series.timeframe if series else None,
-            "architecture": self.model.architecture if self.model else None,
-            "preset": self.model.recipe if self.model else None,
-            "step": self.step,
-            "reason": self.reason,
-            "code": self.code,
-        }
-
-
-def reasons(failures: Sequence[Failure], limit: int = 3) -> str:
-    """Return the failures in one sentence, "" without any: the first of each step and reason, up to `limit` of them."""
-    alike: dict[tuple[str, str], list[Failure]] = {}
-    for failure in failures:
-        alike.setdefault((failure.step, failure.why), []).append(failure)
-    lines = [
-        first.line + (f" (and {len(others)} more)" if others else "") for first, *others in alike.values()
-    ]
-    more = len(lines) - limit
-    return "; ".join(lines[:limit]) + (f"; and {more} more" if more > 0 else "")
 
 
 class IngestResult(Record):
@@ -362,120 +280,6 @@ class FleetJudgement(Record):
     skill: dict[str, float] = Field(default_factory=dict)
     judgements: tuple[Judgement, ...] = ()
     failures: tuple[Failure, ...] = ()
-
-
-class ModelRef(Record):
-    """A model in a decision: its registered version ("" if not registered), its run and its recipe."""
-
-    version_number: str = ""
-    run_id: str = ""
-    recipe: str = ""
-
-    def __str__(self) -> str:
-        """Return the text used in messages: `version 3 (har/default/3f9a12c0d4e5)`."""
-        return f"version {self.version_number} ({self.recipe})" if self.version_number else self.recipe
-
-
-class Compared(Record):
-    """Comparison of two models on the same rows, used neither to train nor to select either model.
-
-    `first`, `last`: UTC close of the last known candle at the first and the last of the `n` origins. `ratio`: the
-    candidate's CRPS divided by the incumbent's, with its 95 % interval.
-    """
-
-    first: datetime
-    last: datetime
-    n: int
-    ratio: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """Return the figures: `CRPS ratio 0.9991 [0.9975, 1.0008] on 2851 rows from 2025-02-06 to 2025-06-05`."""
-        return (
-            f"CRPS ratio {self.ratio:.4f} [{self.low:.4f}, {self.high:.4f}] on {self.n} rows from "
-            f"{self.first:%Y-%m-%d} to {self.last:%Y-%m-%d}"
-        )
-
-
-class Paired(Record):
-    """Figures of a recipe against another on the same rows, over `days` days with rows.
-
-    `ratio`: the recipe's CRPS divided by the other's, mean over coins, with the 95 % interval of a bootstrap over
-    weeks; `p`: that it is no better, one-sided, Diebold-Mariano on days. `better`: of `months` calendar months, those
-    with a lower loss; `recent_p`: two-sided, of the last three months being worse, 1 if they are not.
-    """
-
-    days: int
-    ratio: float
-    low: float
-    high: float
-    p: float
-    months: int
-    better: int
-    recent_p: float
-
-
-class BacktestEvidence(Paired):
-    """Result of a recipe in a long backtest against the champions' recipe; `p` is corrected.
-
-    `first`, `last`: UTC close of the last known candle at the first and the last origin. `submitted`: recipes and
-    search trials submitted for spans that overlap this one, this run's included; `named`: digest of the register's
-    record that named them before the backtest.
-    """
-
-    challenger: str
-    incumbent: str
-    first: datetime
-    last: datetime
-    submitted: int
-    named: str
-
-    def __str__(self) -> str:
-        """Return the text used in messages: path, span, count and figures."""
-        return (
-            f"backtest of {self.challenger} from {self.first:%Y-%m-%d} to {self.last:%Y-%m-%d}, {self.days:,} days, "
-            f"of {self.submitted} submitted for this span: CRPS ratio {self.ratio:.4f} "
-            f"[{self.low:.4f}, {self.high:.4f}], corrected p {self.p:.3g}, better in {self.better} of {self.months} "
-            "months"
-        )
-
-
-Outcome = Literal["first", "refreshed", "switched", "kept", "unchanged", "forced", "retired"]
-
-MOVED: tuple[Outcome, ...] = ("first", "refreshed", "switched", "forced")
-"""Outcomes that move the alias `champion` to another version."""
-
-
-class Decision(Record):
-    """The gate's decision on the champion of a series, and its reason.
-
-    `version_number`: version of the champion after the decision (`retired`: of the version that lost the alias).
-    `rule`: name of the gate rule that decided (docs/promotion.md); `reason`: a sentence for users.
-    """
-
-    version: ClassVar[int] = 3
-
-    series: SeriesId
-    outcome: Outcome
-    rule: str
-    version_number: str
-    candidate: ModelRef | None = None
-    incumbent: ModelRef | None = None
-    compared: Compared | None = None
-    backtest: BacktestEvidence | None = None
-    reason: str = ""
-    decided_at: datetime
-
-    @property
-    def moved(self) -> bool:
-        """Whether the champion of the series changed."""
-        return self.outcome in MOVED
-
-
-def stands_still(standing: int | None) -> bool:
-    """Whether a forecast must say that its last candles stand still; None: not known, of a row of before."""
-    return standing is not None and standing >= STANDING
 
 
 class Issued(Record):

@@ -14,9 +14,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from schemas.handover import Failure
+from schemas.base import Record
+from schemas.failure import Failure
 from schemas.identity import Market, SeriesId
-from schemas.record import Record
 
 BANDS = (50, 80, 90)
 """Central bands whose coverage is recorded, in per cent."""

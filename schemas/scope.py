@@ -1,10 +1,9 @@
-"""The base class of option sets, whose errors are a sentence; the options that all commands share, and their scope.
+"""The options that all commands share, and their scope.
 
 A scope is what these options resolve to: symbols, timeframes, instants, and the home of this machine.
 """
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -13,88 +12,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
+from cpbmodels.data import TABLE_SUFFIXES
+from schemas.base import Spec
+from schemas.coins import CHAMPIONS, EXCHANGE, parse_coins, parse_timeframes
 from schemas.errors import UsageError
-from schemas.identity import (
-    APART,
-    EXCHANGE,
-    OWN,
-    SIM,
-    Market,
-    SeriesId,
-    market_home,
-    parse_coins,
-    parse_timeframes,
-)
+from schemas.home import home_folder
+from schemas.identity import APART, OWN, SIM, Market, SeriesId, market_home
 from schemas.tables import Reading, is_table, remembered, tables_of
-
-_CODE = Path(__file__).resolve().parents[1]
-
-_GROUPED = re.compile(r"(?<![^,])\d{1,3},\d{3}(?:\.\d*)?(?![^,])")
-"""Two prices, or one whose thousands are grouped: `98,500`."""
-
-CHAMPIONS = "champions"
-"""Value of `coins` and `timeframes` of a forecast that selects all series with a champion."""
-
-
-class Spec(BaseModel):
-    """A set of options. Invalid values raise `UsageError`, which names the option and a valid value."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _one_sentence(cls, values: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            return build(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = str(first["loc"][0]) if first["loc"] else ""
-            code = first["type"].replace("_", "-")
-            raise UsageError(_sentence(first, field, cls), code=code, field=field) from None
-
-
-def _sentence(error: ErrorDetails, field: str, spec: type[BaseModel]) -> str:
-    """Return a pydantic error as a single sentence."""
-    if error["type"] == "extra_forbidden":
-        return f"option {field!r} is unknown: choose from {', '.join(spec.model_fields)}"
-    if error["type"] == "string_pattern_mismatch":  # the field's description begins with what it takes
-        wanted = (spec.model_fields[field].description or "").partition(";")[0]
-        return f"{field} {error['input']!r} cannot be used: give {wanted}"
-    if error["type"] == "literal_error":
-        return (
-            f"{field} {error['input']!r} is unknown: choose {error['ctx']['expected'].replace(chr(39), '')}"
-        )
-    return f"{field} {error['input']} {error['msg'].partition(' ')[2]}"  # `seeds 0 should be greater than …`
-
-
-def default_folder(in_clone: Path = Path()) -> Path:
-    """Return the folder in which `data` lies by default, with `mlruns` beside it.
-
-    It is `in_clone` for cpb that runs from a clone, else `cpb` in `XDG_DATA_HOME` (`~/.local/share`): a command
-    installed for a user runs in any folder, and must find there what it stored from another.
-    """
-    if (_CODE / "pyproject.toml").is_file():
-        return in_clone
-    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "cpb"
-
-
-def home_folder() -> Path:
-    """Return the store's folder: `CPB_HOME`, or `data` in `default_folder`."""
-    return Path(os.environ.get("CPB_HOME") or default_folder() / "data")
-
-
-def new_store_folder(in_clone: Path = Path()) -> Path:
-    """Return the folder of an MLflow store that is yet to be made: `HOME/mlruns` where `CPB_HOME` is set, else `mlruns`
-    beside `data`.
-
-    Args:
-        in_clone: as in `default_folder`.
-    """
-    return (home_folder() if os.environ.get("CPB_HOME") else default_folder(in_clone)) / "mlruns"
 
 
 def parse_instant(text: str, option: str) -> datetime:
@@ -115,33 +41,6 @@ def parse_instant(text: str, option: str) -> datetime:
         code="date",
         field=option,
     )
-
-
-def parse_prices(*texts: str) -> list[float]:
-    """Return the prices in texts such as `98000,105000`.
-
-    Raises:
-        UsageError: one is no price, or may be two, or there are more than 1,000.
-    """
-    for text in texts:
-        if grouped := _GROUPED.search(text):
-            first, second = grouped[0].split(",")
-            raise UsageError(
-                f"{grouped[0]!r} can be read as one price or as two: write {first}{second} for one, "
-                f"{first}.0,{second} for two",
-                code="touch",
-            )
-    text = ",".join(texts)
-    try:
-        prices = [float(part) for part in text.split(",")]
-    except ValueError:
-        prices = []
-    if not (1 <= len(prices) <= 1000 and all(1e-12 <= price <= 1e12 for price in prices)):
-        raise UsageError(
-            f"{text[:40]!r} is no list of prices: give at most 1,000 from 1e-12 to 1e12, as in 98000,105000",
-            code="touch",
-        )
-    return prices
 
 
 class Scope(BaseModel):
@@ -413,54 +312,6 @@ class ScopeSpec(Spec):
             reading=Reading(self.columns, self.decimal),
             rewrite=self.rewrite,
         )
-
-
-class ForecastSpec(ScopeSpec):
-    """Options of `cpb forecast`."""
-
-    coins: str = Field(
-        CHAMPIONS,
-        description="BTC,ETH, all (the default universe), exchange (every listed USDT pair) or champions (every coin "
-        "with a champion)",
-    )
-    timeframes: str = Field(
-        CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each with a champion)"
-    )
-    touch: str | None = Field(
-        None,
-        description="prices, as in 98000,105000: the chance that each is reached; of one coin and timeframe",
-    )
-
-    @model_validator(mode="after")
-    def _touch_is_of_one_series(self) -> Self:
-        if self.prices and (len(self.scope.symbols), len(self.intervals)) != (1, 1):
-            raise UsageError(
-                "touch needs one coin and one timeframe, as in `cpb forecast BTC 1h --touch 98000`",
-                code="touch",
-                field="touch",
-            )
-        return self
-
-    @property
-    def prices(self) -> list[float]:
-        """The prices of `touch`."""
-        return [] if self.touch is None else parse_prices(self.touch)
-
-    @property
-    def every_champion(self) -> bool:
-        """Whether the coins come from the registry."""
-        return self.coins.strip().lower() == CHAMPIONS
-
-    @property
-    def looks_up_symbols(self) -> bool:
-        """Whether the symbols come from listing or registry; `scope.symbols` is empty until that is read."""
-        return self.whole_exchange or self.every_champion
-
-    @property
-    def intervals(self) -> list[str]:
-        """The timeframes without duplicates; for `champions`, every timeframe that a model can have."""
-        asked = self.timeframes.strip().lower()
-        return list(INTERVAL_SECONDS) if asked == CHAMPIONS else super().intervals
 
 
 class IngestSpec(ScopeSpec):

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
 from cpbmodels.errors import ModelError
+from schemas.coins import SYMBOL, symbol_of
 from schemas.errors import UsageError
 from schemas.file_names import base_of_pair, read_name, timeframe_of
-from schemas.identity import OWN, SYMBOL, market_home, symbol_of
+from schemas.identity import OWN, market_home
 
 if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from cpbmodels.arch.options import ALIASES, Preset
 from schemas.errors import UsageError
-from schemas.run import FleetSpec, RunSpec, is_universal, one_preset
+from schemas.fleets import FleetSpec, is_universal
+from schemas.presets import one_preset
+from schemas.run import RunSpec
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 

@@ -9,18 +9,11 @@ from typing import Any
 
 import cpbmodels
 from cpbmodels.fleet.config import WEIGHTS
-from schemas.handover import (
-    Failure,
-    FleetJudgement,
-    FleetPlan,
-    Judgement,
-    ShardJob,
-    ShardResult,
-    TrainedMember,
-    reasons,
-)
+from schemas.failure import Failure, reasons
+from schemas.fleets import base_of
+from schemas.handover import FleetJudgement, FleetPlan, Judgement, ShardJob, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
-from schemas.run import RunSpec, base_of
+from schemas.run import RunSpec
 from tasks.judging.fleet import FleetScore, Judges, judge_fleet
 from tasks.judging.gate import rank
 from tasks.judging.member import P_OF

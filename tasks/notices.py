@@ -18,11 +18,12 @@ from datetime import UTC, datetime
 from functools import partial
 from textwrap import shorten
 
+from schemas.base import Record
+from schemas.decision import Decision
 from schemas.errors import CpbError, UsageError, log
-from schemas.handover import Decision, Failure
+from schemas.failure import Failure
+from schemas.home import home_folder
 from schemas.ledger import Alarm
-from schemas.record import Record
-from schemas.scope import home_folder
 from tasks.storage.files import NOTIFY_FILE, read_private
 from tasks.storage.records import find_record, write_record
 from tasks.storage.urls import without_credentials

@@ -15,10 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cpbmodels.data import INTERVAL_SECONDS
+from schemas.coins import check_known, coins_label
+from schemas.decision import Decision
 from schemas.errors import BusyError, CpbError, DamagedError, MemberError, install_extra, log
+from schemas.failure import Failure
 from schemas.handover import (
-    Decision,
-    Failure,
     FleetJudgement,
     ForecastBatch,
     IngestResult,
@@ -28,10 +29,11 @@ from schemas.handover import (
     ShardResult,
     TrainingPlan,
 )
-from schemas.identity import Market, SeriesId, check_known, coins_label, market_option
+from schemas.home import home_folder
+from schemas.identity import Market, SeriesId, market_option
 from schemas.ledger import Score, Watching
 from schemas.run import LOCAL, RAY, RunSpec
-from schemas.scope import Scope, home_folder
+from schemas.scope import Scope
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.record import score_due
 from tasks.forecasting.watch import STOPPED_AFTER, check_drift

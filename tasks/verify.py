@@ -19,11 +19,11 @@ from typing import TypeVar
 from cpbmodels.data.series import instant
 from cpbmodels.files import open_regular
 from cpbmodels.fleet.config import CONFIG
+from schemas.base import Record
 from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.handover import Damage, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import MARKETS, OWN, SPOT, SeriesId, market_home, options_of, stored_series, tree_of
 from schemas.ledger import LedgerSummary, Reference, Settled
-from schemas.record import Record
 from schemas.tables import REMEMBERED, remembered
 from tasks.forecasting import months
 from tasks.forecasting.chain import ANY_ERROR, check_months, pending_path

@@ -7,7 +7,7 @@ from pydantic import BaseModel, computed_field, create_model
 from typing_extensions import TypedDict
 
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
-from schemas.handover import Decision
+from schemas.decision import Decision
 from schemas.identity import SIM, Market
 from schemas.ledger import Alarm, LedgerEntry
 from tasks.tracking.boards import FlowRunInfo, JudgedModel

@@ -11,9 +11,10 @@ from fastapi import Path as InPath
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from cpbmodels.data import INTERVAL_SECONDS
+from schemas.coins import symbol_of
 from schemas.errors import MemberError, UsageError
-from schemas.identity import OWN, SIM, Market, SeriesId, symbol_of
-from schemas.scope import parse_prices
+from schemas.forecasting import parse_prices
+from schemas.identity import OWN, SIM, Market, SeriesId
 from tasks.figures.page import THEMES, themed
 from webapp import answers, figures, kept, read, runs
 from webapp.figures import MAX_EARLIER, ThemeName

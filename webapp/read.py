@@ -9,20 +9,9 @@ import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.touch import Touch
+from schemas.coins import COINS, coins_label, symbol_of
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.identity import (
-    COINS,
-    MARKETS,
-    SIM,
-    SPOT,
-    Market,
-    SeriesId,
-    coins_label,
-    market_option,
-    options_of,
-    stored_series,
-    symbol_of,
-)
+from schemas.identity import MARKETS, SIM, SPOT, Market, SeriesId, market_option, options_of, stored_series
 from tasks.forecasting import months
 from tasks.forecasting.months import IS_LIVE, forecast_command, month_files
 from tasks.forecasting.record import champion_records, read_summary

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import polars as pl
 
+from schemas.decision import Decision
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
 from tasks.storage.files import read_json_or_none

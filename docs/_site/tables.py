@@ -13,7 +13,7 @@ import cpbmodels
 from cpbmodels.arch import find
 from cpbmodels.arch.options import ALIASES, CHOICES, RANGES
 from cpbmodels.arch.presets import all_presets
-from schemas.run import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_COPIES
+from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_COPIES
 
 OPTIONS_FILE = Path(cpbmodels.__file__).parent / "arch" / "options.py"
 

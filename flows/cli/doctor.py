@@ -7,9 +7,11 @@ import typer
 
 from flows.cli.options import Json
 from flows.console import echo, emit, quiet_libraries, show, shown_progress
+from schemas.coins import COINS
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, CpbError
-from schemas.identity import COINS, SeriesId
-from schemas.scope import ScopeSpec, home_folder
+from schemas.home import home_folder
+from schemas.identity import SeriesId
+from schemas.scope import ScopeSpec
 
 HISTORY_DAYS = 5 * 365
 """Length of a history whose spans are as long as they get."""

@@ -10,7 +10,7 @@ import typer
 from flows.cli.options import Json, cli_options
 from flows.console import Column, echo, emit, finding, price, print_table, quiet_libraries, shown_progress
 from schemas.errors import age, counted
-from schemas.scope import ForecastSpec
+from schemas.forecasting import ForecastSpec
 
 _AFTER = (1, 5, 10)
 """Candles ahead that the table of several series shows; the last step instead of those beyond it."""
@@ -84,13 +84,13 @@ def _print_touch(touch: Sequence[dict[str, Any]]) -> None:
 
 def _about(row: dict[str, Any], model: dict[str, Any], now: datetime) -> list[str]:
     """Return the line about a forecast: its series, the last close with its age, verdict, record, and what is odd."""
-    from schemas.handover import stands_still
+    from schemas.forecast_rows import is_standstill
 
     old = age(max((now - row["issued_at"]).total_seconds(), 0))
     said = [f"{row['symbol']} {row['timeframe']}", f"{price(row['last_close'])}, {old} old"]
     if "verdict" in model:
         said += [finding(model["verdict"]) or "not judged", _record(model)]
-    if stands_still(row["standing"]):
+    if is_standstill(row["standing"]):
         said.append(f"the last {row['standing']:,} candles stand still")
     return said
 

@@ -9,9 +9,11 @@ import typer
 
 from flows.cli.options import Json, cli_options
 from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, show
+from schemas.board import BoardSpec
+from schemas.coins import check_known
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, DamagedError, UsageError, counted
-from schemas.identity import SIM, SPOT, check_known
-from schemas.run import BoardSpec, RunSpec
+from schemas.identity import SIM, SPOT
+from schemas.run import RunSpec
 from schemas.scope import ScopeSpec
 from tasks.storage.home_version import checked_home, mark_home, stored_home
 

@@ -1,4 +1,4 @@
-"""Options of the command line, generated from the specifications that declare them (`schemas/run.py`).
+"""Options of the command line, generated from the specifications that declare them (`schemas/`).
 
     @cli_options(ScopeSpec)
     def forecast(spec: ScopeSpec, json: Json = False) -> None: ...
@@ -26,9 +26,9 @@ from typer.core import TyperCommand, TyperOption
 
 from cpbmodels.arch.options import ALIASES, CHOICES, SWITCHES, Preset
 from flows.console import shown_progress
+from schemas.base import Spec
 from schemas.errors import UsageError
 from schemas.identity import APART
-from schemas.scope import Spec
 from tasks.storage.urls import public_url
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]

@@ -8,17 +8,17 @@ from cpbmodels.arch.options import ALIASES, CHOICES, MAX_FEATURES, MAX_MEMBERS, 
 from flows.cli.options import BY_SET, Json
 from flows.console import Column, echo, emit, print_table, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, UsageError
-from schemas.run import (
+from schemas.fleets import base_of
+from schemas.presets import (
     PRESET_ABOUT,
     PRESET_ARCHITECTURES,
     SUFFIX,
-    RunSpec,
-    base_of,
     is_file,
     one_preset,
     own_presets_folder,
     read_preset,
 )
+from schemas.run import RunSpec
 
 _LISTED = 4  # names of a list that a cell of the table holds
 

@@ -9,8 +9,9 @@ from flows.cli.models import print_board
 from flows.cli.options import Json, cli_options, command_line
 from flows.cli.presets import listed, print_presets
 from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, shown_progress
+from schemas.backtesting import BacktestSpec
 from schemas.errors import p_value
-from schemas.run import BacktestSpec, RunSpec, TrainSpec
+from schemas.run import RunSpec, TrainSpec
 from schemas.tuning import TuneSpec
 from tasks.storage.urls import public_url
 

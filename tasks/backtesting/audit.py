@@ -24,10 +24,12 @@ from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
 from cpbmodels.fleet.results import with_touch
+from schemas.backtesting import BacktestSpec
 from schemas.errors import counted
-from schemas.handover import Failure, SplitBounds
+from schemas.failure import Failure
+from schemas.fleets import FleetSpec, base_of
+from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
-from schemas.run import BacktestSpec, FleetSpec, base_of
 from tasks.backtesting.folds import FoldSeries, plan_folds
 from tasks.backtesting.rolling import BASELINES
 from tasks.judging.member import judge_member

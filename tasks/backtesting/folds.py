@@ -11,9 +11,11 @@ from pathlib import Path
 import cpbmodels
 from cpbmodels.data.series import Prediction, Series
 from schemas.errors import CpbError, MemberError, log
-from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord, ShardResult, SplitBounds
+from schemas.failure import Failure
+from schemas.fleets import FleetSpec
+from schemas.handover import FleetPlan, JobMember, SeriesRecord, ShardResult, SplitBounds
 from schemas.identity import ModelId, SeriesId
-from schemas.run import FleetSpec, RunSpec
+from schemas.run import RunSpec
 from tasks.judging.member import stored_forecasts
 from tasks.signals.feature_files import cross_sections, market_key, read_features, with_bounds
 from tasks.signals.splits import fold_bounds, shortened

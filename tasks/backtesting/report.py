@@ -17,10 +17,12 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.series import Prediction, forecast_rows
+from schemas.backtesting import BacktestSpec
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, counted
-from schemas.frames import check_backtest_rows
-from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardResult
-from schemas.run import BacktestSpec, FleetSpec
+from schemas.failure import Failure
+from schemas.fleets import FleetSpec
+from schemas.forecast_rows import check_backtest_rows
+from schemas.handover import FleetPlan, SeriesRecord, ShardResult
 from tasks.backtesting.audit import audit
 from tasks.backtesting.folds import FoldSeries, TrainedFleet, load_folds, plan_bounds, plan_folds
 from tasks.backtesting.rolling import Backtest, Model, as_json, baselines, judge_models

@@ -22,7 +22,7 @@ from cpbmodels.data import HORIZON
 from cpbmodels.data.ranges import RangeModel, fit_ranges
 from cpbmodels.data.series import Prediction, Series
 from schemas.errors import MemberError, counted, log
-from schemas.handover import Failure
+from schemas.failure import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging import inference, scores
@@ -47,7 +47,7 @@ def robust_har(series: Series, origins: Rows, horizon: int) -> RangeModel:
 
 
 BASELINES: dict[str, Fit] = {"random-walk": random_walk, "robust-har": robust_har}
-"""Baselines by the names in `schemas.run.BASELINES`."""
+"""Baselines by the names in `schemas.backtesting.BASELINES`."""
 
 
 class Model(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from schemas.handover import MOVED, Decision
+from schemas.decision import MOVED, Decision
 from tasks.figures.board import board_figure, coins_figure
 from tasks.figures.page import (
     RATIO_TITLE,

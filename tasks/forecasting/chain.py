@@ -24,7 +24,7 @@ import polars as pl
 
 from cpbmodels.files import open_regular, read_regular
 from schemas.errors import CpbError, DamagedError, MemberError, log
-from schemas.frames import KEY
+from schemas.forecast_rows import KEY
 from schemas.identity import SeriesId, market_home, tree_of
 from tasks.forecasting.lines import (
     ORIGIN,

@@ -19,8 +19,9 @@ from cpbmodels.data.cross_section import CrossSection
 from cpbmodels.data.series import Series, forecast_rows
 from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import CpbError, MemberError
-from schemas.frames import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
-from schemas.handover import Failure, ForecastBatch, Issued, Step
+from schemas.failure import Failure, Step
+from schemas.forecast_rows import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
+from schemas.handover import ForecastBatch, Issued
 from schemas.identity import SeriesId
 from schemas.ledger import Reference
 from schemas.scope import Scope

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cpbmodels.files import open_regular
 from schemas.errors import DamagedError
-from schemas.frames import ADDED_COLUMNS, OF_BEFORE
+from schemas.forecast_rows import ADDED_COLUMNS, OF_BEFORE
 from schemas.identity import tree_of
 
 BatchKind = Literal["forecasts", "scores", "before"]

@@ -20,17 +20,17 @@ from typing import Any
 import polars as pl
 
 from cpbmodels.files import read_regular
+from schemas.contract import check_columns
 from schemas.errors import DamagedError, MemberError
-from schemas.frames import (
+from schemas.forecast_rows import (
     ADDED_COLUMNS,
     FORECAST_SCHEMA,
     LEDGER_SCHEMA,
-    check_columns,
     check_forecasts,
     check_ledger,
+    is_standstill,
     with_added_columns,
 )
-from schemas.handover import stands_still
 from schemas.identity import SeriesId, market_home, stored_series
 from tasks.forecasting.lines import MONTH_FILE
 from tasks.forecasting.published import way_back
@@ -210,7 +210,7 @@ def _digest(path: Path, content: bytes | bytearray, start: int) -> bytes:
 def standing_note(rows: pl.DataFrame) -> str:
     """Return what to say of a forecast (its rows) before which the candles stand still; "" if they move."""
     standing = rows["standing"][0] if len(rows) else None
-    if not stands_still(standing):
+    if not is_standstill(standing):
         return ""
     return (
         f"the last {standing:,} candles before the forecast stand still (open = high = low = close, volume 0): the "

@@ -17,8 +17,8 @@ import polars.selectors as cs
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import DamagedError
-from schemas.frames import CHAMPION
-from schemas.handover import Failure
+from schemas.failure import Failure
+from schemas.forecast_rows import CHAMPION
 from schemas.identity import SIM, SeriesId, stored_series, tree_of
 from schemas.ledger import BANDS, LedgerEntry, LedgerSummary, Score
 from tasks.forecasting.chain import ANY_ERROR

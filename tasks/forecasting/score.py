@@ -19,7 +19,7 @@ import polars as pl
 
 from cpbmodels.data.columns import level_leaps
 from cpbmodels.data.series import QUANTILE_COLUMNS
-from schemas.frames import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
+from schemas.forecast_rows import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from schemas.ledger import BANDS, Settled, SettledMonth
 from tasks.forecasting.months import (

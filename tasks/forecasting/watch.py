@@ -20,11 +20,11 @@ import polars as pl
 from pydantic import Field
 
 from cpbmodels.data import INTERVAL_SECONDS
+from schemas.base import Record
 from schemas.errors import CpbError
-from schemas.handover import Failure
+from schemas.failure import Failure
 from schemas.identity import SIM, SeriesId, tree_of
 from schemas.ledger import BANDS, Alarm, JudgedMetrics, Reference, Watching
-from schemas.record import Record
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import failure, reference_of, served_model

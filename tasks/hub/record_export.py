@@ -16,8 +16,8 @@ import polars.selectors as cs
 
 from cpbmodels.files import read_regular
 from schemas.errors import DamagedError
-from schemas.frames import ADDED_COLUMNS, OF_BEFORE
-from schemas.handover import Failure
+from schemas.failure import Failure
+from schemas.forecast_rows import ADDED_COLUMNS, OF_BEFORE
 from schemas.identity import market_home
 from tasks.forecasting.chain import chain_lock
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit

@@ -17,8 +17,9 @@ from pathlib import Path
 import polars as pl
 
 from cpbmodels.files import open_regular
+from schemas.contract import check_columns
 from schemas.errors import CpbError, DamagedError
-from schemas.frames import ADDED_COLUMNS, OF_BEFORE, check_columns
+from schemas.forecast_rows import ADDED_COLUMNS, OF_BEFORE
 from schemas.identity import SeriesId, market_home, tree_of
 from tasks.forecasting.chain import complete_pending, pending_path, record_lock
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit

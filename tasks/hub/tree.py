@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cpbmodels.files import read_regular
 from cpbmodels.fleet.config import WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
-from schemas.handover import Failure
+from schemas.failure import Failure
 from schemas.identity import SPOT, SeriesId, is_series_name, tree_of
 from tasks.forecasting.published import CHAIN
 from tasks.hub.card import is_card, model_card

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 
 from schemas.errors import CpbError, DamagedError, log
-from schemas.handover import Failure, FleetPlan, ShardJob, ShardResult, TrainedMember
+from schemas.failure import Failure
+from schemas.handover import FleetPlan, ShardJob, ShardResult, TrainedMember
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.running.parallel import report_progress, reporting, run_each

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.handover import Compared, ModelRef, Outcome, Paired
+from schemas.decision import Compared, ModelRef, Outcome, Paired
 from schemas.identity import Recipe, SeriesId
 from tasks.judging import inference
 from tasks.judging.member import MemberScore

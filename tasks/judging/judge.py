@@ -14,7 +14,8 @@ import numpy as np
 
 from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.wide import NO_MARKET
-from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
+from schemas.failure import Failure
+from schemas.handover import JobMember, ShardJob, TrainedMember
 from schemas.identity import SeriesId
 from schemas.ledger import BANDS, JudgedMetrics, Reference
 from tasks.judging.fleet import score_file

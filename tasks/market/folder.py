@@ -14,8 +14,9 @@ from pathlib import Path
 from threading import Lock
 
 from cpbmodels.data import TABLE_SUFFIXES
+from schemas.coins import SYMBOL
 from schemas.errors import UsageError
-from schemas.identity import MARKET_FOLDERS, SIM, SPOT, SYMBOL, SeriesId, market_option
+from schemas.identity import MARKET_FOLDERS, SIM, SPOT, SeriesId, market_option
 from schemas.tables import BINANCE_NAME
 from tasks.market.client import SourceFault
 

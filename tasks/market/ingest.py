@@ -16,8 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from schemas.coins import EXCHANGE, coins_label, is_coin_pair
 from schemas.errors import CpbError, MemberError, UsageError, age, counted
-from schemas.identity import EXCHANGE, SeriesId, coins_label, is_coin_pair
+from schemas.identity import SeriesId
 from schemas.scope import Scope, ScopeSpec
 from tasks.market import repair
 from tasks.market.client import CONNECTIONS, Limits, SourceFault, Unreachable

@@ -17,8 +17,8 @@ import polars as pl
 
 from cpbmodels.data.columns import PRICES, level_leaps, stands_still
 from cpbmodels.files import read_regular
+from schemas.candles import KLINES
 from schemas.errors import MemberError, log
-from schemas.frames import KLINES
 from schemas.identity import OWN, SIM, SeriesId
 from tasks.market.layout import Grid, grid_of, month_of, months, period_bounds, to_us
 from tasks.market.manifest import CANDLES, Part

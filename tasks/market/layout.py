@@ -13,7 +13,8 @@ import numpy as np
 
 from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.series import instant
-from schemas.identity import MARKET_FOLDERS, MONTH, SeriesId
+from schemas.coins import MONTH
+from schemas.identity import MARKET_FOLDERS, SeriesId
 from schemas.tables import BINANCE_NAME
 
 US = 1_000_000

@@ -24,7 +24,8 @@ import polars as pl
 
 from cpbmodels.data.candles import OFF_GRID
 from cpbmodels.data.series import instant
-from schemas.frames import CANDLE_FAULTS, KLINES, NOT_INCREASING, Contract
+from schemas.candles import CANDLE_FAULTS, KLINES, NOT_INCREASING
+from schemas.contract import Contract
 from schemas.identity import OWN, SeriesId
 from tasks.market.client import BadFile
 from tasks.market.layout import DAY, Grid, grid_of, utc_text

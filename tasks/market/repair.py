@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from schemas.identity import MONTH, SeriesId
+from schemas.coins import MONTH
+from schemas.identity import SeriesId
 from tasks.market.client import HttpSource, NotFound, Rejected, SourceFault
 from tasks.market.klines import write_parquet
 from tasks.market.layout import DAY, SourceFile, grid_of, opening_days, period_bounds, utc_text

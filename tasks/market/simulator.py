@@ -26,8 +26,9 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
-from schemas.frames import KLINES
-from schemas.identity import COINS, MONTH, SeriesId, symbol_of
+from schemas.candles import KLINES
+from schemas.coins import COINS, MONTH, symbol_of
+from schemas.identity import SeriesId
 from tasks.market.layout import (
     DAY,
     MICROSECONDS_SINCE,

@@ -18,8 +18,9 @@ from pathlib import Path
 from threading import Lock
 
 from cpbmodels.files import read_regular
+from schemas.coins import MONTH, SYMBOL
 from schemas.errors import UsageError
-from schemas.identity import MARKET_FOLDERS, MONTH, OWN, SIM, SYMBOL, SeriesId
+from schemas.identity import MARKET_FOLDERS, OWN, SIM, SeriesId
 from schemas.scope import Scope
 from schemas.tables import is_table
 from tasks.market import simulator

@@ -20,8 +20,8 @@ import polars as pl
 
 from cpbmodels.data import TABLE_SUFFIXES
 from cpbmodels.data.columns import PRICES
+from schemas.candles import KLINES
 from schemas.errors import UsageError
-from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId, market_home
 from schemas.scope import Scope
 from schemas.tables import REMEMBERED, Reading, remembered, tables_of, unread_files

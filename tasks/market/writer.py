@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from schemas.candles import KLINES
 from schemas.errors import counted
-from schemas.frames import KLINES
 from schemas.identity import SeriesId, market_home
 from tasks.market.client import BadFile
 from tasks.market.klines import (

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from cpbmodels.data import INTERVAL_SECONDS
+from schemas.backtesting import BacktestSpec
+from schemas.base import Record
+from schemas.decision import BacktestEvidence
 from schemas.errors import CpbError, UsageError
-from schemas.handover import BacktestEvidence, SplitBounds
+from schemas.fleets import FleetSpec
+from schemas.handover import SplitBounds
 from schemas.identity import Market, Recipe, SeriesId, tree_of
-from schemas.record import Record
-from schemas.run import BacktestSpec, FleetSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.gate import MIN_COVER, corrected, daily_losses, failed, min_days, paired
 from tasks.judging.member import MemberScore

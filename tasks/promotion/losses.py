@@ -19,8 +19,9 @@ from cpbmodels.data.cross_section import CrossSection
 from cpbmodels.data.series import Series, instant
 from cpbmodels.data.wide import NO_MARKET
 from cpbmodels.fleet.predict import predict_each
+from schemas.decision import Compared
 from schemas.errors import DamagedError
-from schemas.handover import Compared, Judgement, SeriesRecord
+from schemas.handover import Judgement, SeriesRecord
 from schemas.identity import Recipe, SeriesId
 from tasks.judging.fleet import score_file
 from tasks.judging.gate import GateModel, gate_model

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.decision import BacktestEvidence, Decision, ModelRef
 from schemas.errors import CpbError, UsageError
-from schemas.handover import BacktestEvidence, Decision, ModelRef
 from schemas.identity import SIM, SeriesId, market_home
 from tasks.judging.gate import GateDecision, GateModel
 from tasks.promotion.losses import TrainedCandidate, registered_model

@@ -11,10 +11,13 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from schemas.decision import BacktestEvidence, Decision
 from schemas.errors import CpbError, DamagedError, UsageError
-from schemas.handover import BacktestEvidence, Decision, Failure, FleetJudgement, SeriesRecord
+from schemas.failure import Failure
+from schemas.fleets import FleetSpec
+from schemas.handover import FleetJudgement, SeriesRecord
 from schemas.identity import Recipe, SeriesId
-from schemas.run import FleetSpec, RunSpec
+from schemas.run import RunSpec
 from tasks.judging import gate
 from tasks.judging.gate import GateDecision, GateModel
 from tasks.promotion.by_backtest import Switch, fleet_to_follow, followed, replaced_recipes, save

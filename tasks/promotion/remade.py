@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import cpbmodels
 from schemas.errors import UsageError
-from schemas.run import FleetSpec
+from schemas.fleets import FleetSpec
 from tasks.tracking.registry import recorded_fleet
 from tasks.tracking.tags import RECIPE
 from tasks.training.plan import planned_recipe

@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from schemas.handover import Failure
+from schemas.failure import Failure
 from tasks.storage.interrupts import pause
 from tasks.storage.urls import without_credentials
 
@@ -26,7 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _RESULTS = ("models", "series", "fleets", "members", "judgements", "rows")
-"""Fields of the records of `schemas.handover` and of a plan that contain successful results."""
+"""Fields of the records of `schemas.handover` that contain successful results."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cpbmodels.data.columns import PRICES, feature_frame
 from cpbmodels.data.cross_section import CrossSection
 from cpbmodels.data.series import Series, cross_section_of
 from schemas.errors import DamagedError, MemberError, log
-from schemas.frames import check_features
+from schemas.features import check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId, stored_series
 from tasks.market.klines import find_runs, read_klines

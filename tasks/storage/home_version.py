@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from schemas.errors import CpbError
-from schemas.scope import home_folder
+from schemas.home import home_folder
 from tasks.storage.files import write_bytes
 
 VERSION = "2"

@@ -7,8 +7,8 @@ from cpbmodels.arch import architectures
 from cpbmodels.arch.options import HOW_IT_RUNS, Preset
 from cpbmodels.arch.presets import reads
 from cpbmodels.fleet.config import PARTS
+from schemas.fleets import UNIVERSAL_SUFFIX
 from schemas.identity import Recipe
-from schemas.run import UNIVERSAL_SUFFIX
 from tasks.storage.model_folder import ModelConfig
 from tasks.storage.records import value_digest
 

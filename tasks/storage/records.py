@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from cpbmodels.files import open_regular, read_regular
+from schemas.base import Record
 from schemas.errors import DamagedError, log
-from schemas.record import Record
 from tasks.storage.files import write_bytes, write_json
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports this module

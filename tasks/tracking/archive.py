@@ -29,8 +29,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.errors import CpbError, UsageError, log
+from schemas.home import home_folder
 from schemas.identity import MARKETS, tree_of
-from schemas.scope import home_folder
 from tasks.running.parallel import PrintLine
 from tasks.storage.files import DRAFT, NOTIFY_FILE, replacing
 from tasks.storage.folders import new_folder

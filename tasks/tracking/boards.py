@@ -16,16 +16,9 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from cpbmodels.data import INTERVAL_SECONDS
+from schemas.coins import coins_label
 from schemas.errors import CpbError, MemberError
-from schemas.identity import (
-    MARKETS,
-    SIM,
-    SPOT,
-    Market,
-    SeriesId,
-    coins_label,
-    market_option,
-)
+from schemas.identity import MARKETS, SIM, SPOT, Market, SeriesId, market_option
 from tasks.judging.inference import relation
 from tasks.tracking.metrics import RATIO
 from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, full_name, versions_of

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from schemas.base import Record
 from schemas.errors import DamagedError
-from schemas.record import Record
-from schemas.scope import home_folder, new_store_folder
+from schemas.home import home_folder, new_store_folder
 from tasks.storage.home_version import mark_home
 from tasks.storage.records import parse_record, write_record
 from tasks.storage.urls import public_url

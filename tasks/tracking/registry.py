@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from schemas.decision import Decision
 from schemas.errors import CpbError, DamagedError, UsageError
-from schemas.handover import Decision
+from schemas.fleets import FleetSpec
+from schemas.home import home_folder
 from schemas.identity import SeriesId
-from schemas.run import FleetSpec
-from schemas.scope import home_folder
 from tasks.storage.folders import new_folder
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of, damaged

@@ -21,8 +21,8 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from schemas.errors import CpbError, DamagedError
+from schemas.home import home_folder, new_store_folder
 from schemas.identity import MARKETS
-from schemas.scope import home_folder, new_store_folder
 from tasks.storage.files import draft_name
 from tasks.storage.home_version import check_home
 from tasks.storage.locks import locked, machine_lock

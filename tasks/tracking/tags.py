@@ -14,8 +14,9 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from cpbmodels.fleet.config import WEIGHTS
+from schemas.coins import coins_label
 from schemas.handover import SeriesRecord
-from schemas.identity import MARKETS, SIM, SPOT, SeriesId, coins_label
+from schemas.identity import MARKETS, SIM, SPOT, SeriesId
 from schemas.run import RunSpec
 from tasks.storage.urls import without_credentials
 from tasks.tracking.metrics import RATIO

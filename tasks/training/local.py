@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import BusyError, CpbError, UsageError, counted, log
+from schemas.fleets import FleetSpec, is_universal
 from schemas.handover import ShardJob, ShardResult
-from schemas.run import FleetSpec, RunSpec, is_universal
-from schemas.scope import home_folder
+from schemas.home import home_folder
+from schemas.run import RunSpec
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, WorkerProcess
 from tasks.storage.files import read_json_or_none

@@ -37,9 +37,10 @@ from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import of_members
 from cpbmodels.fleet.config import PARTS
+from schemas.fleets import FleetSpec, base_of, copies_of, is_universal
 from schemas.handover import FleetPlan, JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId, Recipe, SeriesId
-from schemas.run import FleetSpec, RunSpec, base_of, is_universal, standard_copies
+from schemas.run import RunSpec
 from tasks.storage.model_folder import ModelConfig
 from tasks.storage.recipes import recipe_of
 from tasks.storage.records import value_digest
@@ -115,7 +116,7 @@ def member_seed(seed: int, architecture: str, series: SeriesId, fold: int = 0) -
 def preset_label(fleet: FleetSpec) -> str:
     """Return the preset's name, followed by a digest of the changed options if there are any: `smoke+1f0c2a3b`."""
     changed = fleet.model_dump(include={"overrides", "seeds", "dtype"})
-    copies = standard_copies(fleet.architecture, fleet.preset)
+    copies = copies_of(fleet.architecture, fleet.preset)
     standard = {"overrides": {}, "seeds": copies, "dtype": "float32"}
     return fleet.preset if changed == standard else f"{fleet.preset}+{value_digest(changed)[:8]}"
 

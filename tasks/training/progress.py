@@ -27,8 +27,8 @@ from typing import Any
 import cpbmodels
 from cpbmodels.files import read_regular
 from schemas.errors import counted
+from schemas.fleets import is_universal
 from schemas.handover import DeviceWork, Epoch, FleetPlan, ShardJob, ShardResult
-from schemas.run import is_universal
 from tasks.running.parallel import NOT_ENDED, report_line, report_progress, usable_cores
 from tasks.storage.files import read_json_or_none
 from tasks.storage.records import find_record, value_digest

@@ -39,16 +39,9 @@ from cpbmodels.fleet.net import pick_device
 from cpbmodels.fleet.predict import predict_each
 from cpbmodels.kernels.check import kernels_off
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.handover import (
-    DeviceWork,
-    Failure,
-    JobMember,
-    ShardJob,
-    ShardProgress,
-    ShardResult,
-    TrainedMember,
-)
-from schemas.run import base_of, is_universal
+from schemas.failure import Failure
+from schemas.fleets import base_of, is_universal
+from schemas.handover import DeviceWork, JobMember, ShardJob, ShardProgress, ShardResult, TrainedMember
 from tasks.running.resident import Requests
 from tasks.signals.feature_files import cross_sections, market_key, read_features, with_bounds
 from tasks.storage.folders import new_folder

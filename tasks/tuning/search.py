@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import cpbmodels
 from schemas.errors import CpbError, counted, p_value
-from schemas.run import own_presets_folder
+from schemas.presets import own_presets_folder
 from schemas.tuning import TrialRecord, TuneSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.inference import bootstrap_weights, ratio_draws

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from cpbmodels.data.series import Prediction
-from schemas.handover import Failure
+from schemas.failure import Failure
 from schemas.identity import ModelId
 from tasks.backtesting import report
 from tasks.backtesting.folds import load_folds, plan_bounds

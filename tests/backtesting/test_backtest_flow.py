@@ -7,8 +7,8 @@ import pytest
 
 import flows.backtest
 from flows.backtest import run_backtest
+from schemas.backtesting import BacktestSpec
 from schemas.errors import CpbError
-from schemas.run import BacktestSpec
 from tasks.backtesting import audit
 from tasks.storage.records import file_digest
 from tasks.training.shard import prepare, read_result

@@ -2,8 +2,8 @@
 
 import pytest
 
+from schemas.backtesting import BASELINES, BacktestSpec
 from schemas.errors import UsageError
-from schemas.run import BASELINES, BacktestSpec
 from tasks.backtesting import rolling
 from tasks.backtesting.report import check_backtest
 

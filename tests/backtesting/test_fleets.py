@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import cpbmodels
-from schemas.handover import Failure, ShardResult, TrainedMember
+from schemas.backtesting import BacktestSpec
+from schemas.failure import Failure
+from schemas.handover import ShardResult, TrainedMember
 from schemas.identity import SeriesId
-from schemas.run import BacktestSpec
 from tasks.backtesting.folds import TrainedFleet, plan_folds
 from tasks.backtesting.report import plan_backtest
 from tasks.storage.records import write_npz

@@ -47,7 +47,7 @@ sys.modules["ccxt"] = types.SimpleNamespace(kraken=lambda: kraken)
 DUE = """
 from pathlib import Path
 from tests.tools.live_record import read
-from schemas.frames import LEDGER_SCHEMA
+from schemas.forecast_rows import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
 coin = SeriesId("spot", "BTCUSDT", "1h")  # its forecasts come due hours later: here they do at once

@@ -12,7 +12,7 @@ import typer
 
 import cpbmodels
 from cpbmodels.arch.options import ALIASES
-from schemas.run import PRESET_ARCHITECTURES
+from schemas.presets import PRESET_ARCHITECTURES
 from tests.tools.doc_blocks import EXECUTED, PAGES, ROOT, SHELL, SHOWN, blocks, cpb_commands, prose
 
 WRITTEN = [*PAGES, ROOT / "benchmarks/RESULTS.md", ROOT / "CHANGELOG.md"]
@@ -271,7 +271,7 @@ def _texts(path: Path) -> list[str]:
 
 
 def test_every_column_of_a_forecast_row_is_described():
-    from schemas.frames import FORECAST_SCHEMA
+    from schemas.forecast_rows import FORECAST_SCHEMA
 
     table = (ROOT / "docs/reference.md").read_text().partition("## Forecast rows")[2].partition("## HTTP")[0]
     named = set()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plotly import graph_objects
 
 from cpbmodels.data.series import QUANTILE_COLUMNS
-from schemas.handover import Decision
+from schemas.decision import Decision
 from schemas.identity import SeriesId
 from tasks.figures import board, forecast, judged
 from tasks.figures.page import THEMES, themed

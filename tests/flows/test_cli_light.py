@@ -24,6 +24,7 @@ HEAVY = (
     "numpy",
     "safetensors",
     "schemas.handover",
+    "schemas.decision",
     "ctypes",
 )
 

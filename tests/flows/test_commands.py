@@ -6,9 +6,10 @@ from importlib import import_module
 import pytest
 
 from flows.runner import Summary
+from schemas.backtesting import BacktestSpec
+from schemas.forecasting import ForecastSpec
 from schemas.handover import Publication
-from schemas.run import BacktestSpec, RunSpec
-from schemas.scope import ForecastSpec
+from schemas.run import RunSpec
 
 
 def test_publish_without_a_repository_says_what_was_written_and_what_publishes_it(

@@ -9,7 +9,7 @@ from prefect.exceptions import TerminationSignal
 from flows.runner import Summary
 from flows.train_all import run_of
 from schemas.errors import CpbError
-from schemas.handover import Failure
+from schemas.failure import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.store import open_store

@@ -8,9 +8,9 @@ from prefect.states import State
 from flows.forecast import _is_untrained, forecast_flow, run_forecast
 from flows.runner import NOT_YET, Runner
 from schemas.errors import CpbError, UsageError
-from schemas.handover import Failure
+from schemas.failure import Failure
+from schemas.forecasting import ForecastSpec
 from schemas.identity import SeriesId
-from schemas.scope import ForecastSpec
 from tasks.steps import Serving
 from tasks.tracking.store import open_store
 

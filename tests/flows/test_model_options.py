@@ -13,9 +13,10 @@ from cpbmodels import preset
 from cpbmodels.arch.options import ALIASES, Preset
 from flows.cli.app import _app
 from flows.cli.options import BY_SET, COMMONEST, ON_OFF, Command, cli_options
+from schemas.backtesting import BacktestSpec
+from schemas.base import Spec
 from schemas.errors import UsageError
-from schemas.run import BacktestSpec, RunSpec, TrainSpec
-from schemas.scope import Spec
+from schemas.run import RunSpec, TrainSpec
 from schemas.tuning import TuneSpec
 from tests.tools.flow_options import command_of
 

@@ -8,9 +8,12 @@ from typer.testing import CliRunner
 
 from flows.cli.app import _app
 from flows.cli.options import BY_SET, FILES, cli_options, parse_value
+from schemas.backtesting import BacktestSpec
+from schemas.board import BoardSpec
 from schemas.errors import UsageError
-from schemas.run import BacktestSpec, BoardSpec, RunSpec, TrainSpec
-from schemas.scope import ForecastSpec, ScopeSpec
+from schemas.forecasting import ForecastSpec
+from schemas.run import RunSpec, TrainSpec
+from schemas.scope import ScopeSpec
 from tests.tools.flow_options import BACKTEST, CASES, command_of
 
 

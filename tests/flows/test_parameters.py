@@ -7,7 +7,8 @@ from prefect import flow
 from prefect.utilities.callables import parameter_schema
 
 from flows.runner import flow_parameters
-from schemas.run import BacktestSpec, RunSpec
+from schemas.backtesting import BacktestSpec
+from schemas.run import RunSpec
 from tests.tools.flow_options import CASES
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 import cpbmodels
+from schemas.backtesting import BacktestSpec
 from schemas.errors import UsageError
-from schemas.run import PRESET_ARCHITECTURES, BacktestSpec, RunSpec, TrainSpec, with_preset_files
+from schemas.presets import PRESET_ARCHITECTURES, with_preset_files
+from schemas.run import RunSpec, TrainSpec
 
 GOOD = """
 about = "a small one"

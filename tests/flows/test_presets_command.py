@@ -8,7 +8,8 @@ import cpbmodels
 from cpbmodels.arch.options import ALIASES, CHOICES, RANGES, SWITCHES
 from flows.cli.options import BY_SET
 from schemas.errors import UsageError
-from schemas.run import PRESET_ARCHITECTURES, RunSpec
+from schemas.presets import PRESET_ARCHITECTURES
+from schemas.run import RunSpec
 
 OWN = """
 about = "a small one"

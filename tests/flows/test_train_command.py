@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from flows.runner import Summary
+from schemas.fleets import FleetSpec
 from schemas.handover import FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
-from schemas.run import FleetSpec, TrainSpec
+from schemas.run import TrainSpec
 from tasks.training.shard import progress_so_far
 
 METRICS = {"test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8, "test_crps_ratio_high": 0.95}

@@ -9,8 +9,9 @@ import pytest
 from flows.cli.options import BY_SET
 from flows.runner import flow_parameters
 from schemas import scope
+from schemas.backtesting import BacktestSpec
 from schemas.errors import UsageError
-from schemas.run import BacktestSpec, RunSpec
+from schemas.run import RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 
 AHEAD = f"{datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}"

@@ -8,8 +8,9 @@ import pytest
 from flows.console import price
 from flows.forecast import run_forecast
 from schemas.errors import CpbError
-from schemas.handover import Failure, ForecastBatch
-from schemas.scope import ForecastSpec
+from schemas.failure import Failure
+from schemas.forecasting import ForecastSpec
+from schemas.handover import ForecastBatch
 from tests.tools.forecast_steps import VERDICT, Steps
 from tests.tools.forecast_tools import BTC, HOUR, PEPE, START, WEIGHTS, append, rows_at, write_candles
 

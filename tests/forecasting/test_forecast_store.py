@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from schemas.errors import MemberError
-from schemas.frames import FORECAST_SCHEMA
+from schemas.forecast_rows import FORECAST_SCHEMA
 from tasks.forecasting.issue import contract_rows
 from tasks.forecasting.months import latest, series_with_forecasts
 from tests.tools.forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, WEIGHTS, append, files_of, rows_at

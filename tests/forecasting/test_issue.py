@@ -13,7 +13,7 @@ import cpbmodels
 from cpbmodels.data.columns import LAMBDA
 from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import MemberError
-from schemas.frames import REFERENCE_COLUMNS
+from schemas.forecast_rows import REFERENCE_COLUMNS
 from schemas.ledger import Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting import issue

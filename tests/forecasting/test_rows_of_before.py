@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.frames import FORECAST_SCHEMA
+from schemas.forecast_rows import FORECAST_SCHEMA
 from tasks.forecasting import lines
 from tasks.forecasting.months import FORECASTS, issues, latest, load, month_bytes, read_months
 from tasks.forecasting.record import read_summary, score_due

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cpbmodels.data.columns import feature_frame
 from schemas.errors import CpbError
-from schemas.frames import features_contract
+from schemas.features import features_contract
 from schemas.identity import SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.lines import chain_path, parse_line

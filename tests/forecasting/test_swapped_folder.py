@@ -17,8 +17,9 @@ import cpbmodels
 from cpbmodels.data.columns import LAMBDA
 from cpbmodels.data.series import QUANTILE_COLUMNS, Series
 from cpbmodels.fleet.config import CONFIG, WEIGHTS
+from schemas.candles import KLINES
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.frames import KLINES, REFERENCE_COLUMNS
+from schemas.forecast_rows import REFERENCE_COLUMNS
 from schemas.ledger import JudgedMetrics, Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting.issue import issue_forecasts

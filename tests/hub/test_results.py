@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from cpbmodels import preset
 from schemas.errors import CpbError, DamagedError
+from schemas.fleets import FleetSpec
 from schemas.handover import FleetJudgement, Judgement, SeriesRecord
 from schemas.identity import ModelId, SeriesId
-from schemas.run import FleetSpec
 from tasks.hub.tree import SUMS, build_tree, read_sums, tree_faults
 from tasks.storage.recipes import options_read
 from tasks.tracking import results

@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 
+from schemas.coins import COINS
 from schemas.errors import CpbError, DamagedError
-from schemas.identity import COINS
 from tasks.hub.card import model_card, verdict
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cpbmodels.arch.options import Preset
+from schemas.decision import Compared
 from schemas.errors import UsageError
-from schemas.handover import Compared
 from schemas.identity import Recipe, SeriesId
 from tasks.judging import gate
 from tasks.judging.gate import GateModel, gate_model

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from schemas.handover import Paired
+from schemas.decision import Paired
 from tasks.judging import gate as module
 from tasks.judging.gate import DailyLosses, corrected, daily_losses, failed, min_days, paired
 from tasks.judging.member import MemberScore

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
+from schemas.coins import is_coin_pair
 from schemas.errors import CpbError, UsageError
-from schemas.identity import is_coin_pair
 from schemas.run import RunSpec
 from schemas.scope import ScopeSpec
 from tasks.market import simulator

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import polars as pl
 import pytest
 
+from schemas.candles import KLINES
 from schemas.errors import CpbError
-from schemas.frames import KLINES
 from tasks.market import simulator
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines

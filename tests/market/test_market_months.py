@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.backtesting import BacktestSpec
+from schemas.coins import MONTH
 from schemas.errors import UsageError
-from schemas.identity import INTERVAL_SECONDS, MONTH
-from schemas.run import BacktestSpec, RunSpec
+from schemas.identity import INTERVAL_SECONDS
+from schemas.run import RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from tasks.market import simulator
 from tasks.market.ingest import update_store

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.frames import KLINES
+from schemas.candles import KLINES
 from tasks.market.client import BadFile
 from tasks.market.layout import period_bounds, source_file
 from tasks.market.parser import COLUMNS, check, read, trim, validate_klines

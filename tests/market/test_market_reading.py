@@ -6,8 +6,9 @@ import polars as pl
 import pytest
 
 from schemas.errors import UsageError
+from schemas.forecasting import ForecastSpec
 from schemas.run import RunSpec
-from schemas.scope import ForecastSpec, IngestSpec, ScopeSpec
+from schemas.scope import IngestSpec, ScopeSpec
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.verify import verify_all

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from schemas.identity import COINS, symbol_of
+from schemas.coins import COINS, symbol_of
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import period_bounds

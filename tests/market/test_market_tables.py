@@ -7,8 +7,9 @@ import polars as pl
 import pytest
 
 from cpbmodels.data.columns import PRICES, feature_frame, stands_still
+from schemas.backtesting import BacktestSpec
 from schemas.errors import UsageError
-from schemas.run import BacktestSpec, RunSpec
+from schemas.run import RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from schemas.tables import is_table, tables_of
 from tasks.market.ingest import update_store

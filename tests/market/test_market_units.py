@@ -12,8 +12,8 @@ import pandera.errors
 import polars as pl
 import pytest
 
+from schemas.candles import KLINES
 from schemas.errors import CpbError
-from schemas.frames import KLINES
 from schemas.scope import ScopeSpec
 from tasks.market.ingest import update_store
 from tasks.market.layout import (

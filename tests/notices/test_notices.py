@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from schemas.decision import Decision, ModelRef
 from schemas.errors import CpbError, UsageError
-from schemas.handover import Decision, Failure, ModelRef
+from schemas.failure import Failure
 from schemas.identity import ModelId, SeriesId
 from schemas.ledger import Alarm
 from tasks import notices

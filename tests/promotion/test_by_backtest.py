@@ -4,9 +4,10 @@ import pytest
 
 from flows.backtest import run_backtest
 from flows.runner import Runner
+from schemas.backtesting import BacktestSpec
 from schemas.errors import UsageError
-from schemas.run import BacktestSpec, FleetSpec
-from schemas.scope import home_folder
+from schemas.fleets import FleetSpec
+from schemas.home import home_folder
 from tasks.judging import gate
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import submissions, switches

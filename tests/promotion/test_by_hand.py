@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from schemas.home import home_folder
 from schemas.identity import SeriesId
-from schemas.scope import home_folder
 from tasks.hub.card import model_card
 from tasks.promotion import moves
 from tasks.storage.urls import local_path

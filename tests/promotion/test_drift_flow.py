@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from flows.cli.app import _app
 from flows.forecast import run_forecast
 from flows.runner import Runner
-from schemas.scope import ForecastSpec
+from schemas.forecasting import ForecastSpec
 from tasks.forecasting.watch import keep, read_watch
 from tests.tools.promotion_tools import BTC, ETH, SECOND
 from webapp.read import scored

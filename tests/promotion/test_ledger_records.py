@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from schemas.handover import BacktestEvidence
+from schemas.base import Record
+from schemas.decision import BacktestEvidence
 from schemas.identity import MARKETS
 from schemas.ledger import LedgerSummary
-from schemas.record import Record
 from tasks.forecasting.watch import Watch
 from tasks.promotion.by_backtest import Switch
 from tasks.storage.records import write_record

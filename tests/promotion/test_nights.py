@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from schemas.handover import BacktestEvidence
-from schemas.scope import home_folder
+from schemas.decision import BacktestEvidence
+from schemas.home import home_folder
 from tasks.promotion.by_backtest import Switch, save, switches
 from tasks.promotion.losses import registered_model
 from tasks.storage.model_folder import read_config

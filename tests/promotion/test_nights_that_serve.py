@@ -10,11 +10,12 @@ import yaml
 
 import cpbmodels
 import flows
+from schemas.decision import BacktestEvidence
 from schemas.errors import CpbError, MemberError
-from schemas.handover import BacktestEvidence
+from schemas.fleets import FleetSpec
+from schemas.home import home_folder
 from schemas.identity import SeriesId
-from schemas.run import FleetSpec, RunSpec
-from schemas.scope import home_folder
+from schemas.run import RunSpec
 from tasks import steps
 from tasks.judging import gate
 from tasks.promotion.by_backtest import Switch, save

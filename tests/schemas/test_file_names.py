@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpbmodels.data import INTERVAL_SECONDS
+from schemas.coins import COINS
 from schemas.file_names import base_of_pair, read_name
-from schemas.identity import COINS
 
 UNDERSTOOD = {
     "BTCUSDT-1h": ("BTCUSDT", "1h"),

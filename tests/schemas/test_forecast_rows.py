@@ -6,13 +6,13 @@ import polars as pl
 import pytest
 
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from schemas.contract import check_columns
 from schemas.errors import MemberError
-from schemas.frames import (
+from schemas.forecast_rows import (
     BACKTEST_SCHEMA,
     FORECAST_SCHEMA,
     LEDGER_SCHEMA,
     check_backtest_rows,
-    check_columns,
     check_forecasts,
     check_ledger,
 )

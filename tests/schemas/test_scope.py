@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from flows.cli.options import parse_value
 from flows.cli.presets import explained
+from schemas.coins import COINS, parse_coins, parse_timeframes, symbol_of
 from schemas.errors import UsageError
-from schemas.identity import COINS, parse_coins, parse_timeframes, symbol_of
-from schemas.run import PRESET_ARCHITECTURES, RunSpec, TrainSpec
-from schemas.scope import ScopeSpec, parse_instant, parse_prices
+from schemas.forecasting import parse_prices
+from schemas.presets import PRESET_ARCHITECTURES
+from schemas.run import RunSpec, TrainSpec
+from schemas.scope import ScopeSpec, parse_instant
 from schemas.tuning import TuneSpec
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpbmodels.data.columns import FLOOR, WINSOR, feature_frame, stands_still
-from schemas.frames import FEATURES, check_features
+from cpbmodels.data.columns import FEATURES, FLOOR, WINSOR, feature_frame, stands_still
+from schemas.features import check_features
 from tests.tools.klines import klines
 
 

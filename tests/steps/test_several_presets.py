@@ -11,10 +11,11 @@ import pytest
 from flows.backtest import run_backtest
 from flows.runner import Runner
 from flows.train_all import run_train_all
+from schemas.backtesting import BacktestSpec
 from schemas.errors import CpbError
+from schemas.home import home_folder
 from schemas.identity import SeriesId
-from schemas.run import BacktestSpec, RunSpec
-from schemas.scope import home_folder
+from schemas.run import RunSpec
 from tasks.steps import fleets_to_train, plan
 from tasks.tracking.boards import judged_models, leaderboard, newest_flow_runs, read_members
 from tasks.tracking.registry import champions

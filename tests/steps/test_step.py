@@ -3,7 +3,8 @@
 import pytest
 
 from schemas.errors import BusyError, CpbError
-from schemas.handover import Failure, IngestResult
+from schemas.failure import Failure
+from schemas.handover import IngestResult
 from schemas.identity import SeriesId
 from tasks.running.step import Retry, step
 

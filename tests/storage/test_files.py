@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpbmodels.fleet.config import write_whole
-from schemas.handover import Failure
+from schemas.failure import Failure
 from tasks.storage import folders
 from tasks.storage.files import DRAFT, DiskFull, replacing, write_bytes, write_secret
 from tasks.storage.folders import new_folder

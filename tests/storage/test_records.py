@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 
 from schemas.errors import DamagedError
-from schemas.handover import Failure, SeriesRecord, ShardResult, TrainedMember
+from schemas.failure import Failure
+from schemas.handover import SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from tasks.storage import source_code
 from tasks.storage.records import find_record, parse_record, read_record, value_digest, write_record

@@ -4,7 +4,8 @@ import typer
 from typer.testing import CliRunner
 
 from flows.cli.options import Command, cli_options
-from schemas.run import BacktestSpec, RunSpec
+from schemas.backtesting import BacktestSpec
+from schemas.run import RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 
 

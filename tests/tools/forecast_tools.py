@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 
+from schemas.candles import KLINES
 from schemas.errors import CpbError
-from schemas.frames import KLINES
 from schemas.identity import SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.issue import contract_rows

@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
-from schemas.frames import FORECAST_SCHEMA, KLINES, REFERENCE_COLUMNS
+from schemas.candles import KLINES
+from schemas.forecast_rows import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.forecasting.months import FORECASTS, LEDGER, read_months
 from tasks.forecasting.score import scored_rows, with_scale

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import polars as pl
 
-from schemas.frames import REFERENCE_COLUMNS
+from schemas.forecast_rows import REFERENCE_COLUMNS
 from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.chain import append
 from tasks.hub.tree import build_tree

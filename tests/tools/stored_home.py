@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from flows.train_all import run_train_all
+from schemas.forecasting import ForecastSpec
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from schemas.scope import ForecastSpec
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.training.shard import read_job

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 
-from schemas.frames import KLINES
-from schemas.handover import Decision, ModelRef
+from schemas.candles import KLINES
+from schemas.decision import Decision, ModelRef
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.issue import contract_rows

@@ -8,7 +8,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_DOES_NOT_EXIST
 
-from schemas.handover import Decision
+from schemas.decision import Decision
 from schemas.identity import SeriesId
 from tasks.tracking.registry import (
     DECISION,

@@ -4,9 +4,10 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 from flows.train_all import start_run
+from schemas.fleets import FleetSpec
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
-from schemas.run import FleetSpec, RunSpec
+from schemas.run import RunSpec
 from tasks.storage.process_ids import ProcessId
 from tasks.tracking.boards import newest_flow_runs
 from tasks.tracking.runs import finish, start_parent

@@ -5,8 +5,9 @@ import zlib
 
 import pytest
 
+from schemas.fleets import is_universal
 from schemas.identity import SeriesId
-from schemas.run import RunSpec, is_universal
+from schemas.run import RunSpec
 from tasks.training.plan import (
     MAX_MEMBERS,
     cut,

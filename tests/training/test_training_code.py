@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import cpbmodels
+from schemas.fleets import FleetSpec
 from schemas.handover import JobMember
 from schemas.identity import ModelId
-from schemas.run import FleetSpec, RunSpec
+from schemas.run import RunSpec
 from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
 from tasks.steps import ingest
@@ -26,10 +27,11 @@ EXECUTED_BESIDE = {
     "cpbmodels/__init__.py": "finds names",
     "cpbmodels/device/monitor.py": "measures the device",
     "schemas/errors.py": "the words of failures",
-    "schemas/frames.py": "refuses features that break their contract, and changes none",
+    "schemas/contract.py": "refuses features that break their contract, and changes none",
+    "schemas/features.py": "the contract of features",
+    "schemas/fleets.py": "the suffix of universal models",
     "schemas/handover.py": "the job's and the result's fields; the job's digest covers their values",
     "schemas/identity.py": "names of series and models; the job's digest covers them",
-    "schemas/run.py": "the suffix of universal models",
     "tasks/market/layout.py": "reads candles",
     "tasks/market/klines.py": "reads candles",
     "tasks/running/parallel.py": "counts cores for what is told",

@@ -1,0 +1,86 @@
+"""What failed in a step: a series, a model or the step itself, with the reason."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from schemas.base import Record
+from schemas.identity import ModelId, SeriesId
+
+Step = Literal[
+    "ingest",
+    "features",
+    "plan",
+    "train",
+    "evaluate",
+    "promote",
+    "publish",
+    "forecast",
+    "score",
+    "watch",
+    "prune",
+]
+"""The steps of the DAG in the order of the data flow, then the steps at the end of a nightly run."""
+
+
+class Failure(Record):
+    """A series or model that failed in a step, and the reason. `code`: the error's code, for programs."""
+
+    step: Step
+    reason: str
+    code: str = "error"
+    series: SeriesId | None = None
+    model: ModelId | None = None
+
+    @classmethod
+    def of(cls, subject: SeriesId | ModelId | None, step: Step, error: Exception | str) -> "Failure":
+        """Return the failure of a series or model (None: of the whole step) with an error's reason and code."""
+        model = subject if isinstance(subject, ModelId) else None
+        series = model.series if model else subject
+        assert not isinstance(series, ModelId)
+        reason = str(error) if isinstance(error, str) or str(error) else type(error).__name__
+        code = getattr(error, "code", "error" if isinstance(error, str) else "unexpected")
+        return cls(step=step, reason=reason, code=code, series=series, model=model)
+
+    @property
+    def subject(self) -> str:
+        """What failed, for messages: `har/BTCUSDT/1h (default)`, `BTCUSDT 1h` or `the run`."""
+        return f"{self.model} ({self.model.recipe})" if self.model else str(self.series or "the run")
+
+    @property
+    def line(self) -> str:
+        """The failure as a line: subject, step and reason."""
+        return f"{self.subject} in {self.step}: {self.why}"
+
+    @property
+    def why(self) -> str:
+        """The reason without the subject's name in front of it."""
+        reason = self.reason
+        for name in (self.model, self.series):
+            reason = reason.removeprefix(f"{name}: ")
+        return reason
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a flat dict, as in the output of `--json`."""
+        series = self.series
+        return {
+            "market": series.market if series else None,
+            "symbol": series.symbol if series else None,
+            "timeframe": series.timeframe if series else None,
+            "architecture": self.model.architecture if self.model else None,
+            "preset": self.model.recipe if self.model else None,
+            "step": self.step,
+            "reason": self.reason,
+            "code": self.code,
+        }
+
+
+def reasons(failures: Sequence[Failure], limit: int = 3) -> str:
+    """Return the failures in one sentence, "" without any: the first of each step and reason, up to `limit` of them."""
+    alike: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault((failure.step, failure.why), []).append(failure)
+    lines = [
+        first.line + (f" (and {len(others)} more)" if others else "") for first, *others in alike.values()
+    ]
+    more = len(lines) - limit
+    return "; ".join(lines[:limit]) + (f"; and {more} more" if more > 0 else "")
