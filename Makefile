@@ -47,11 +47,15 @@ docs: .venv/.installed-dev ## the documentation site, build/site/index.html; war
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html, or: $(BIN)/mkdocs serve"
 
-lint: .venv/.installed-dev ## ruff, mypy, import rules
+# What the product may have, in names, keywords, operators and numbers: raised only with a reason in the commit.
+TOKENS := 316300
+
+lint: .venv/.installed-dev ## ruff, mypy, import rules, the product's size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks.size --at-most $(TOKENS)
 
 check: lint ## under a minute, for every commit: lint, types, and a tiny run from klines to forecasts
 	$(BIN)/pytest tests/golden -m '' -k demo
