@@ -26,7 +26,7 @@ from cpbmodels.arch.options import Preset
 from cpbmodels.device.doctor import ESTIMATED, profile_for
 from cpbmodels.device.pace import Run, members_on_gpu, time_fleet, time_on_cores, training_seconds
 from schemas.handover import ShardJob, ShardResult
-from tasks.running.parallel import usable_cores
+from tasks.running.cores import usable_cores
 from tasks.storage.records import read_record
 from tasks.training.local import MALLOC
 from tasks.training.shard import JOB, RESULT, shard_folders

@@ -23,9 +23,9 @@ from cpbmodels.data.columns import candle_columns
 from cpbmodels.data.series import Series
 from schemas.decision import Paired
 from tasks.backtesting.rolling import all_pairs
-from tasks.judging import scores
-from tasks.judging.gate import DailyLosses, corrected, failed, paired
+from tasks.judging import baselines
 from tasks.judging.member import judge_member
+from tasks.judging.paired import DailyLosses, corrected, failed, paired
 from tasks.judging.pool import apply_holm, judge_pools
 
 HOUR = 3_600_000_000
@@ -51,7 +51,7 @@ def judge(args: argparse.Namespace) -> dict[str, float]:
     for a in range(4):
         for coin in series:
             train, test = coin.origins("train", 1, 10), coin.origins("test", 1, 10)
-            reference = scores.reference(coin, train, test, 10)
+            reference = baselines.reference(coin, train, test, 10)
             forecast = SimpleNamespace(origins=test, quantiles=reference * (0.9 + 0.05 * a))
             judged.append(judge_member(coin, forecast, reference, architecture=f"a{a}"))
             forecast_rows += reference.shape[0] * reference.shape[1]

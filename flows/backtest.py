@@ -23,7 +23,7 @@ from tasks.backtesting.rolling import Backtest
 from tasks.market.ingest import with_listed_pairs
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
-from tasks.running.parallel import PrintLine
+from tasks.running.progress import PrintLine
 from tasks.steps import Engine, opened_engine
 from tasks.training.plan import fleet_names
 from tasks.training.shard import ShardsInUse

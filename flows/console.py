@@ -3,7 +3,7 @@
 A table's column is shown completely or not at all, so that no figure is truncated.
 
 Progress is displayed from the first second: as bars if stderr is a terminal, otherwise as a line every 30 seconds.
-Steps report it (`tasks.running.parallel`). Finished bars disappear; results are printed as lines, which stay, and so
+Steps report it (`tasks.running.progress`). Finished bars disappear; results are printed as lines, which stay, and so
 are those of a training's epochs (`tasks.training.progress`).
 """
 
@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cpbmodels.errors import printable
 from schemas.errors import counted
-from tasks.running import parallel
-from tasks.running.parallel import has_listener, report_progress, reports_to
+from tasks.running.progress import NOT_ENDED, Progress, has_listener, report_progress, reports_to
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -241,10 +240,10 @@ class Display:
         if self._on_terminal:  # else it would print an empty line
             self.bars.stop()
 
-    def progress(self, report: parallel.Progress) -> None:
+    def progress(self, report: Progress) -> None:
         """Show a report; finished tasks are removed, and so is the command's row once a step reports progress."""
         # twice, as products are rounded; at most half, which leaves whole numbers as they are
-        done = int(report.done + min(2 * parallel.NOT_ENDED * report.total, 0.5))
+        done = int(report.done + min(2 * NOT_ENDED * report.total, 0.5))
         count = f"{done:,}/{int(report.total):,} {report.unit}" if report.total else f"{done:,} {report.unit}"
         fields: dict[str, Any] = {
             "count": count if report.unit else "",

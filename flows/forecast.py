@@ -19,7 +19,7 @@ from tasks.forecasting.touch_chances import touch_of, touched
 from tasks.forecasting.watch import find_stale
 from tasks.hub.tree import serving
 from tasks.notices import Outcome, tell_outcome
-from tasks.running.parallel import PrintLine
+from tasks.running.progress import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
 from tasks.tracking.store import NO_STORE
 

@@ -38,7 +38,8 @@ from schemas.handover import FleetPlan, SeriesRecord, ShardResult
 from schemas.presets import SEED
 from schemas.run import RunSpec
 from schemas.scope import ScopeSpec
-from tasks.running.parallel import PrintLine, report_progress, reporting, run_each
+from tasks.running.parallel import run_each
+from tasks.running.progress import PrintLine, report_progress, reporting
 from tasks.running.step import Step
 from tasks.steps import features, ingest
 from tasks.storage.urls import public_url, without_credentials

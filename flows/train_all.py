@@ -42,10 +42,11 @@ from schemas.run import RunSpec
 from tasks.evaluate import evaluate, run_skill
 from tasks.hub.publish import hub_client
 from tasks.hub.tree import check_replaceable
-from tasks.judging.fleet import Judges
+from tasks.judging.judges import Judges
 from tasks.market.ingest import with_listed_pairs
 from tasks.notices import Outcome, tell_outcome
-from tasks.running.parallel import PrintLine, run_each
+from tasks.running.parallel import run_each
+from tasks.running.progress import PrintLine
 from tasks.signals.splits import FROZEN, STILL
 from tasks.steps import Engine, failed_shard, forecast, opened_engine, plan, promote, publish, train
 from tasks.storage.records import value_digest

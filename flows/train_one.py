@@ -11,7 +11,7 @@ from flows.runner import Runner
 from flows.train_all import ResumeMode, mirror_to_wandb, run_training
 from schemas.handover import Judgement, ShardResult
 from schemas.run import RunSpec
-from tasks.running.parallel import PrintLine
+from tasks.running.progress import PrintLine
 from tasks.tracking.archive import Keeper
 from tasks.tracking.runs import finish
 from tasks.training.shard import LATEST, Checkpoint

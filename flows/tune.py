@@ -12,7 +12,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted, insta
 from schemas.tuning import Range, TuneSpec
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.market.ingest import with_listed_pairs
-from tasks.running.parallel import PrintLine
+from tasks.running.progress import PrintLine
 from tasks.storage.files import write_json
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest

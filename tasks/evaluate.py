@@ -14,8 +14,9 @@ from schemas.fleets import base_of
 from schemas.handover import FleetJudgement, FleetPlan, Judgement, ShardJob, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.judging.fleet import FleetScore, Judges, judge_fleet
+from tasks.judging.fleet import FleetScore, judge_fleet
 from tasks.judging.gate import rank
+from tasks.judging.judges import Judges
 from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
 from tasks.running.step import step

@@ -41,7 +41,7 @@ from tasks.forecasting.record import DAILY, parse_sums
 from tasks.forecasting.score import settled_path
 from tasks.forecasting.watch import Watch
 from tasks.hub.tree import SUMS, registry_differences, tree_faults
-from tasks.judging.inference import verdict
+from tasks.judging.verdicts import verdict
 from tasks.market import klines
 from tasks.market.layout import period_bounds
 from tasks.market.manifest import MANIFEST, intact_manifest, writer_lock

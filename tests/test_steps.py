@@ -20,7 +20,7 @@ from schemas.run import RunSpec
 from tasks import evaluate as evaluation
 from tasks import steps
 from tasks.evaluate import evaluate
-from tasks.judging.fleet import Judges
+from tasks.judging.judges import Judges
 from tasks.running.step import Step
 from tasks.steps import features, forecast, ingest, opened_engine, plan, promote, publish, score, train, watch
 from tasks.tracking.store import open_store

@@ -13,9 +13,9 @@ from tasks.figures.forecast import forecast_figure
 from tasks.figures.judged import coverage_figure, decisions_figure, record_figure
 from tasks.forecasting import months
 from tasks.forecasting.record import DAYS_SCHEMA, read_sums, record_by_day
-from tasks.judging.fleet import stored_score
-from tasks.judging.inference import compared
-from tasks.judging.pool import compare as paired
+from tasks.judging.pool import compare_pair
+from tasks.judging.score_files import stored_score
+from tasks.judging.verdicts import pair_verdict
 from webapp import runs
 from webapp.read import candle_rows, forecast_at, newest, record
 
@@ -138,7 +138,7 @@ def _paired_test(
     if names[0] == names[1] or not pairs:
         return "No paired test: the two models' losses on the same forecasts are not stored here, or by other code."
     first, second = names
-    result = compared(first, second, *paired([a for a, _ in pairs], [b for _, b in pairs]))
+    result = pair_verdict(first, second, *compare_pair([a for a, _ in pairs], [b for _, b in pairs]))
     return (
         f"Paired test on the same forecasts of {counted(len(pairs), 'coin')}: {result}. Of several pairs tried, one in "
         "twenty without a difference has p under 0.05."

@@ -10,7 +10,7 @@ from flows.console import echo, emit, quiet_libraries, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, counted
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec
-from tasks.running.parallel import report_progress
+from tasks.running.progress import report_progress
 from tasks.storage.home_version import checked_home, stored_home
 
 if TYPE_CHECKING:

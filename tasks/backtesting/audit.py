@@ -32,10 +32,11 @@ from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
 from tasks.backtesting.folds import FoldSeries, plan_folds
 from tasks.backtesting.rolling import BASELINES
+from tasks.judging.baselines import Fit, ewma_walk, reference
 from tasks.judging.member import judge_member
-from tasks.judging.scores import Array, Fit, Rows, ewma_walk, reference
+from tasks.judging.scores import Array, Rows
 from tasks.market.klines import read_klines
-from tasks.running.parallel import report_progress
+from tasks.running.progress import report_progress
 from tasks.signals.feature_files import series_of
 from tasks.training.plan import fleet_names
 from tasks.training.trainer import train_members

@@ -16,7 +16,7 @@ from schemas.fleets import FleetSpec
 from schemas.handover import FleetPlan, JobMember, SeriesRecord, ShardResult, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.judging.member import stored_forecasts
+from tasks.judging.forecasts import stored_forecasts
 from tasks.signals.feature_files import cross_sections, market_key, read_features, with_bounds
 from tasks.signals.splits import fold_bounds, shortened
 from tasks.training.plan import plan_fleet, plan_member

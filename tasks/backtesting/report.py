@@ -29,7 +29,7 @@ from tasks.backtesting.rolling import Backtest, Model, as_json, baselines, judge
 from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
 from tasks.figures.page import Section, write_page
 from tasks.judging.pool import leaderboard_rows, member_rows
-from tasks.running.parallel import PrintLine
+from tasks.running.progress import PrintLine
 from tasks.storage.files import check_writable, write_bytes, write_json
 from tasks.storage.folders import new_folder
 from tasks.storage.urls import public_url

@@ -25,12 +25,13 @@ from schemas.errors import MemberError, counted, log
 from schemas.failure import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.backtesting.folds import FoldSeries
-from tasks.judging import inference, scores
+from tasks.judging import inference, scores, verdicts
+from tasks.judging.baselines import Fit, ScaledTable, ewma_walk, random_walk
 from tasks.judging.member import MemberScore, judge_member, training_returns
-from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools, title_of
-from tasks.judging.scores import MEDIAN, Fit, Rows, ScaledTable, ewma_walk, random_walk, realised
+from tasks.judging.pool import PoolScore, apply_holm, compare_pair, judge_pools, title_of
+from tasks.judging.scores import MEDIAN, Rows, realised
 from tasks.judging.touch_scores import STATED, deciles, touch_scores
-from tasks.running.parallel import report_progress
+from tasks.running.progress import report_progress
 
 TOO_SHORT = "too-short"
 """Failure code of a series whose fold has no window for the architecture: the fold is left out."""
@@ -121,7 +122,7 @@ class Pair:
     def verdict(self) -> str:
         """The finding as a sentence."""
         first = f"{title_of(self.first)} {self.timeframe}"
-        return inference.compared(first, title_of(self.second), self.ratio, self.p, self.n)
+        return verdicts.pair_verdict(first, title_of(self.second), self.ratio, self.p, self.n)
 
 
 def all_pairs(members: Sequence[MemberScore]) -> list[Pair]:
@@ -133,7 +134,7 @@ def all_pairs(members: Sequence[MemberScore]) -> list[Pair]:
     for timeframe, models in groups.items():
         coins = {name: {score.symbol for score in scores} for name, scores in models.items()}
         names = [(a, b) for a, b in combinations(models, 2) if coins[a] & coins[b]]
-        compared = [compare(models[a], models[b]) for a, b in names]
+        compared = [compare_pair(models[a], models[b]) for a, b in names]
         corrected = inference.holm([p for _, p, _ in compared])
         pairs += [
             Pair(a, b, timeframe, ratio, p, n)

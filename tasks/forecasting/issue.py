@@ -27,9 +27,11 @@ from schemas.ledger import Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.forecasting.months import CLOCK_STEP
-from tasks.judging.scores import Array, reference_quantiles
+from tasks.judging.baselines import reference_quantiles
+from tasks.judging.scores import Array
 from tasks.market.klines import read_klines
-from tasks.running.parallel import run_each, usable_cores
+from tasks.running.cores import usable_cores
+from tasks.running.parallel import run_each
 from tasks.signals.feature_files import market_key, newest_cross_sections, newest_series
 from tasks.storage.packaged import PackagedModel, ServedModel, read_packaged
 

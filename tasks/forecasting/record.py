@@ -33,7 +33,7 @@ from tasks.forecasting.months import (
     series_with_forecasts,
 )
 from tasks.forecasting.score import nothing_scored, scored_rows, scores_due, with_scale
-from tasks.judging.inference import ratio_interval
+from tasks.judging.live_interval import ratio_interval
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
 from tasks.storage.records import find_record, write_record

@@ -32,8 +32,7 @@ from tasks.forecasting.months import (
     read_month,
     read_months,
 )
-from tasks.judging.scores import BANDS as BAND_LEVELS
-from tasks.judging.scores import TAILS, pinball
+from tasks.judging.scores import BAND_LEVELS, TAILS, pinball
 from tasks.market.klines import candles_digest, read_klines
 from tasks.storage.records import find_record, write_record
 

@@ -1,7 +1,8 @@
 """Judging: scores of forecasts against the reference, their significance, baselines and pictures.
 
-`scores`, `inference`: stateless functions, and the baselines. `fitted`: baselines that are fitted. `member`: the score
-of a model or classifier on a series. `judge`: the processes that judge. `fleet`: a fleet's scores, stored in its
-folders. `pool`: pooling over coins. `drift`: evidence against a champion. `gate`: the rules of promotion. `pictures`:
-figures.
+`scores`, `touch_scores`, `inference`: stateless functions of arrays. `baselines`: what models are compared with.
+`member`, `classes`: the score of a model, or of a classifier, on a series; `verdicts`: the findings in words. `judges`:
+the processes that judge, `judge`: what they do, from `forecasts` to `pictures` and `score_files`. `fleet`: a fleet's
+scores. `pool`: pooling over coins. `gate`, `paired`: the rules of promotion. `drift`, `live_interval`: evidence from
+live forecasts.
 """

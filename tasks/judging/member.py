@@ -1,9 +1,4 @@
-"""The score of a model on a series: its losses and the reference's on the same rows, with interval and test.
-
-Classifiers of the next move (up, flat, down) are scored with the same statistics as distributions. The ranked
-probability score is the CRPS of a forecast over ordered classes, so ratio, interval, test, pooling and verdict apply
-unchanged. "Flat" is a band in units of EWMA volatility, so the class probabilities of a random walk are constant over
-time: the reference forecasts the class frequencies of the training span."""
+"""The score of a model on a series: its losses and the reference's on the same rows, with interval and test."""
 
 import json
 import logging
@@ -16,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpbmodels.data.series import Prediction, Series
-from schemas.errors import DamagedError, MemberError
-from tasks.judging import inference, scores
-from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array, Rows, classification, realised
+from schemas.errors import MemberError
+from tasks.judging import inference, scores, verdicts
+from tasks.judging.scores import BAND_LEVELS, MEDIAN, TAILS, Array, realised
 from tasks.judging.touch_scores import BRIER, STATED
 from tasks.storage.records import read_npz, write_npz
 
@@ -29,9 +24,6 @@ LOSSES = ("crps", "mae", "tail")
 
 P_OF = {"crps": "test_p", BRIER: "test_touch_p"}
 """The losses with an interval and a test, and the name of its p."""
-
-NAMES = ("up", "flat", "down")
-"""The classes, in the order of a forecast's probabilities."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,7 @@ class MemberScore:
     @property
     def verdict(self) -> str:
         """The finding as a sentence, with the Holm-corrected p if the correction has been applied."""
-        return inference.verdict(self.metrics)
+        return verdicts.verdict(self.metrics)
 
     def to_npz(self, path: Path) -> None:
         """Write the score as an npz file without pickle, atomically."""
@@ -95,7 +87,7 @@ def judge_member(
     Args:
         series: the forecast series; its training span gives the scale of the MASE.
         prediction: origins [N] and quantiles [N, H, 19], cumulative log-returns.
-        reference: quantiles [N, H, 19] of the reference at the same origins (`scores.reference_quantiles`).
+        reference: quantiles [N, H, 19] of the reference at the same origins (`tasks.judging.baselines`).
         architecture: name of the model in reports.
         seed: seed of the bootstrap.
         touch: `tasks.judging.touch_scores.touch_scores` of the same forecasts.
@@ -137,20 +129,6 @@ def judge_member(
     return score
 
 
-def stored_forecasts(path: Path) -> Prediction | None:
-    """Return the forecasts that a trainer stored as float32; None if missing or damaged, so the model repeats them."""
-    try:
-        kept = read_npz(path)
-    except FileNotFoundError:
-        return None
-    except DamagedError as error:
-        log.warning("%s", error)
-        return None
-    return Prediction(
-        kept.pop("origins"), **{name: values.astype(np.float64) for name, values in kept.items()}
-    )
-
-
 def check_judgeable(name: str, forecasts: Array) -> None:
     """Raise `MemberError` without forecasts [N, …] (`no-origin`) or for non-finite values (`non-finite`)."""
     if len(forecasts) == 0:
@@ -177,8 +155,8 @@ def _steps(
     hits, counted = scores.direction_hits(quantiles[..., MEDIAN], truth)
     steps = {k: v.mean(axis=0) for k, v in model_losses.items()}
     steps |= {f"reference_{k}": v.mean(axis=0) for k, v in reference_losses.items()}
-    steps |= {f"coverage_{band}": scores.coverage(quantiles, truth, band) for band in BANDS}
-    steps |= {f"width_{band}": scores.width(quantiles, band) for band in BANDS}
+    steps |= {f"coverage_{band}": scores.coverage(quantiles, truth, band) for band in BAND_LEVELS}
+    steps |= {f"width_{band}": scores.width(quantiles, band) for band in BAND_LEVELS}
     return steps | {
         "hits": hits,
         "counted": counted,
@@ -206,7 +184,7 @@ def _metrics(
         "test_directional_accuracy_step_1": direction[0],
         "test_tail_pinball_ratio": _ratio(losses, "tail"),
     }
-    for band in BANDS:
+    for band in BAND_LEVELS:
         metrics[f"test_coverage_{band}"] = steps[f"coverage_{band}"].mean()
         metrics[f"test_width_{band}"] = steps[f"width_{band}"].mean()
     return {name: float(value) for name, value in metrics.items()}
@@ -251,80 +229,3 @@ def step_us(series: Series) -> int:
     if series.times is None or len(series.times) < 2:
         return 1
     return int(np.diff(series.times).min())
-
-
-def true_classes(series: Series, origins: Rows, band: float) -> NDArray[np.int64]:
-    """Return the class [N] of the next close: 0 up, 1 flat (within `band` × σ), 2 down."""
-    move = realised(series, origins, 1)[:, 0] / series.volatility[origins]
-    return np.where(move > band, 0, np.where(move < -band, 2, 1)).astype(np.int64)
-
-
-def ranked_probability_score(probabilities: Array, actual: NDArray[np.int64]) -> Array:
-    """Return the squared distance [N] between cumulative class probabilities [N, C] and the class that occurred."""
-    occurred = np.arange(probabilities.shape[1])[None, :] >= actual[:, None]  # cumulative outcome
-    return ((np.cumsum(probabilities, axis=1) - occurred)[:, :-1] ** 2).sum(axis=1)
-
-
-def judge_classes(
-    series: Series, prediction: Prediction, *, band: float, architecture: str, seed: int = 0
-) -> MemberScore:
-    """Score a classifier: ranked probability score (as `test_crps…`), accuracy, macro-F1 and confusion matrix.
-
-    `test_majority_accuracy` is the accuracy of always forecasting the most frequent class of the training span. The
-    confusion matrix is in the metrics as `test_confusion_ACTUAL_PREDICTED`, in counts.
-
-    Args:
-        series: the forecast series; the reference is fitted on its training span.
-        prediction: origins [N] and probabilities [N, 3].
-        band: half-width of the class flat, in units of EWMA volatility.
-        architecture: name of the model in reports.
-        seed: seed of the bootstrap.
-
-    Raises:
-        MemberError: no origins (code `no-origin`), or probabilities that are not finite (code `non-finite`).
-    """
-    origins, chances = prediction.origins, prediction.probabilities
-    assert chances is not None
-    check_judgeable(f"{architecture}/{series.symbol}/{series.timeframe}", chances)
-    training = true_classes(series, series.origins("train", 1, 1), band)
-    frequencies = np.bincount(training, minlength=3) / max(1, len(training))
-    actual = true_classes(series, origins, band)
-    reference = np.broadcast_to(frequencies, chances.shape)
-    losses = {
-        "crps": ranked_probability_score(chances, actual),
-        "reference_crps": ranked_probability_score(reference, actual),
-    }
-    score = MemberScore(
-        symbol=series.symbol,
-        timeframe=series.timeframe,
-        architecture=architecture,
-        metrics=_class_metrics(chances, actual, frequencies, losses),
-        times=times_of(series, origins),
-        losses=losses,
-        steps={k: v.mean(keepdims=True) for k, v in losses.items()},
-        step_us=step_us(series),
-    )
-    score.metrics.update(certainty(score, seed))
-    return score
-
-
-def _class_metrics(
-    chances: Array, actual: NDArray[np.int64], frequencies: Array, losses: dict[str, Array]
-) -> dict[str, float]:
-    predicted = chances.argmax(axis=1).astype(np.int64)
-    classified = classification(predicted, actual)
-    moved = actual != 1
-    metrics = {
-        "test_n": float(len(actual)),
-        "test_crps": losses["crps"].mean(),
-        "test_crps_ratio": losses["crps"].mean() / losses["reference_crps"].mean(),
-        "test_accuracy": classified["accuracy"],
-        "test_majority_accuracy": (actual == frequencies.argmax()).mean(),
-        "test_macro_f1": classified["macro_f1"],
-        "test_directional_accuracy": np.mean((chances[moved, 0] > chances[moved, 2]) == (actual[moved] == 0))
-        if moved.any()
-        else 0.5,
-    }
-    for (i, j), count in np.ndenumerate(classified["confusion"]):
-        metrics[f"test_confusion_{NAMES[i]}_{NAMES[j]}"] = count
-    return {name: float(value) for name, value in metrics.items()}

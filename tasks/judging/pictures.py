@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 
 from cpbmodels.data.series import Prediction, Series
-from tasks.judging.scores import BANDS, LEVELS, MEDIAN, Array
+from tasks.judging.scores import BAND_LEVELS, LEVELS, MEDIAN, Array
 from tasks.storage.records import write_sealed
 
 BLUE, ORANGE, GREEN, RED = (0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0)
@@ -46,7 +46,7 @@ def forecast_png(path: Path, series: Series, prediction: Prediction) -> None:
         title, "candles from the last known close", "price", x, np.append(prices.ravel(), fan.ravel())
     )
     for band, opacity in ((90, 46), (80, 64), (50, 90)):
-        low, high = BANDS[band]
+        low, high = BAND_LEVELS[band]
         outline = chart.points(np.append(steps, steps[::-1]), np.append(fan[:, low], fan[::-1, high]))
         chart.draw.polygon(outline, fill=(*BLUE, opacity))
     for place, (opened, high, low, close) in zip(x, prices, strict=True):

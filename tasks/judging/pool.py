@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.judging import inference
+from tasks.judging import inference, verdicts
 from tasks.judging.member import LOSSES, P_OF, MemberScore
 from tasks.judging.scores import Array
 
@@ -40,7 +40,7 @@ class PoolScore:
     @property
     def verdict(self) -> str:
         """The finding as a sentence."""
-        return inference.verdict(self.metrics)
+        return verdicts.verdict(self.metrics)
 
 
 def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
@@ -99,7 +99,7 @@ def apply_holm(members: Sequence[MemberScore]) -> list[MemberScore]:
     return result
 
 
-def compare(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tuple[float, float, int]:
+def compare_pair(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tuple[float, float, int]:
     """Return (CRPS ratio first/second, Diebold-Mariano p, rows) of two models on their common rows.
 
     Equal weight per coin; rows and errors as in `common_losses`.

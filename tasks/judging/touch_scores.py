@@ -9,7 +9,8 @@ import numpy as np
 
 from cpbmodels.data import touch
 from cpbmodels.data.series import Prediction, Series
-from tasks.judging.scores import Array, ScaledTable
+from tasks.judging.baselines import ScaledTable
+from tasks.judging.scores import Array
 
 CHANCES = (0.5, 0.25, 0.1, 0.05)
 BRIER, STATED = "touch_brier", "touch_stated"

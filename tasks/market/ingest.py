@@ -51,7 +51,8 @@ from tasks.market.report import (
 from tasks.market.sources import Catalogue, Source, open_source
 from tasks.market.tables import TableSource, refuse_other_tables, remember
 from tasks.market.writer import forget_damaged, store_all
-from tasks.running.parallel import report_progress, thread_pool
+from tasks.running.parallel import thread_pool
+from tasks.running.progress import report_progress
 from tasks.storage.home_version import check_home, mark_home
 
 S = TypeVar("S", bound=ScopeSpec)

@@ -29,7 +29,8 @@ from tasks.market.layout import SourceFile, grid_of, utc_text
 from tasks.market.manifest import QUARANTINE, Anomaly, FileRecord, Manifest, Part
 from tasks.market.parser import check, read, trim, validate_klines
 from tasks.market.sources import Fetched, fetch
-from tasks.running.parallel import report_progress, thread_pool
+from tasks.running.parallel import thread_pool
+from tasks.running.progress import report_progress
 from tasks.storage.files import sync, write_bytes
 
 if TYPE_CHECKING:

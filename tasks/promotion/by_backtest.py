@@ -22,8 +22,8 @@ from schemas.fleets import FleetSpec
 from schemas.handover import SplitBounds
 from schemas.identity import Market, Recipe, SeriesId, tree_of
 from tasks.backtesting.folds import FoldSeries
-from tasks.judging.gate import MIN_COVER, corrected, daily_losses, failed, min_days, paired
 from tasks.judging.member import MemberScore
+from tasks.judging.paired import MIN_COVER, corrected, daily_losses, failed, min_days, paired
 from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
 from tasks.promotion.remade import UNKNOWN, fleet_of, why_another

@@ -23,10 +23,10 @@ from schemas.decision import Compared
 from schemas.errors import DamagedError
 from schemas.handover import Judgement, SeriesRecord
 from schemas.identity import Recipe, SeriesId
-from tasks.judging.fleet import score_file
 from tasks.judging.gate import GateModel, gate_model
 from tasks.judging.inference import not_worse
 from tasks.judging.member import MemberScore
+from tasks.judging.score_files import score_file
 from tasks.judging.scores import Array, pinball, realised
 from tasks.signals.feature_files import cross_sections, market_key
 from tasks.storage.model_folder import read_config

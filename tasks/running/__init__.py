@@ -1,1 +1,1 @@
-"""Runs steps: step definition, parallel calls in threads, resident processes, and progress reports."""
+"""Runs steps: step definition, parallel calls in threads, cores, resident processes, and progress reports."""

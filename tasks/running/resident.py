@@ -211,30 +211,6 @@ def _last_line(file: IO[bytes], begin: int) -> str:
     return lines[-1] if lines else ""
 
 
-class Cores:
-    """The cores of this machine, shared by trainers and judges: the cores held never exceed the total."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self._free = number, number
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def held(self, wanted: int) -> Iterator[None]:
-        """Hold `wanted` cores (at most all) during the block, waiting for them; an interrupt ends the wait."""
-        wanted = min(wanted, self.number)
-        with self._changed:
-            while self._free < wanted:
-                self._changed.wait(0.2)
-                check_interrupted()
-            self._free -= wanted
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += wanted
-                self._changed.notify_all()
-
-
 class Pool:
     """Children of one kind, each lent to one caller at a time; running children are lent first, in turn.
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from schemas.errors import CpbError, UsageError, log
 from schemas.home import home_folder
 from schemas.identity import MARKETS, tree_of
-from tasks.running.parallel import PrintLine
+from tasks.running.progress import PrintLine
 from tasks.storage.files import DRAFT, NOTIFY_FILE, replacing
 from tasks.storage.folders import new_folder
 from tasks.storage.interrupts import check_interrupted

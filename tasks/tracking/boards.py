@@ -19,7 +19,7 @@ from cpbmodels.data import INTERVAL_SECONDS
 from schemas.coins import coins_label
 from schemas.errors import CpbError, MemberError
 from schemas.identity import MARKETS, SIM, SPOT, Market, SeriesId, market_option
-from tasks.judging.inference import relation
+from tasks.judging.verdicts import relation
 from tasks.tracking.metrics import RATIO
 from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
 from tasks.tracking.runs import dead_runs, search

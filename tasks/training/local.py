@@ -28,8 +28,8 @@ from schemas.fleets import FleetSpec, is_universal
 from schemas.handover import ShardJob, ShardResult
 from schemas.home import home_folder
 from schemas.run import RunSpec
-from tasks.running.parallel import usable_cores
-from tasks.running.resident import Cores, Died, Pool, WorkerProcess
+from tasks.running.cores import Cores, usable_cores
+from tasks.running.resident import Died, Pool, WorkerProcess
 from tasks.storage.files import read_json_or_none
 from tasks.storage.interrupts import pause
 from tasks.storage.locks import locked, machine_lock

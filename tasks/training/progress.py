@@ -29,7 +29,8 @@ from cpbmodels.files import read_regular
 from schemas.errors import counted
 from schemas.fleets import is_universal
 from schemas.handover import DeviceWork, Epoch, FleetPlan, ShardJob, ShardResult
-from tasks.running.parallel import NOT_ENDED, report_line, report_progress, usable_cores
+from tasks.running.cores import usable_cores
+from tasks.running.progress import NOT_ENDED, report_line, report_progress
 from tasks.storage.files import read_json_or_none
 from tasks.storage.records import find_record, value_digest
 from tasks.training.plan import job_key

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from schemas.errors import CpbError, UsageError
 from schemas.handover import ShardJob, ShardResult
 from schemas.run import RunSpec
-from tasks.running.parallel import reporting, usable_cores
-from tasks.running.resident import Cores
+from tasks.running.cores import Cores, usable_cores
+from tasks.running.progress import reporting
 from tasks.storage.files import write_bytes, write_secret
 from tasks.storage.folders import new_folder
 from tasks.storage.interrupts import check_interrupted

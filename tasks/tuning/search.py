@@ -23,11 +23,11 @@ from schemas.errors import CpbError, counted, p_value
 from schemas.presets import own_presets_folder
 from schemas.tuning import TrialRecord, TuneSpec
 from tasks.backtesting.folds import FoldSeries
+from tasks.judging.baselines import reference
 from tasks.judging.inference import bootstrap_weights, ratio_draws
 from tasks.judging.member import judge_member
 from tasks.judging.pool import judge_pool
-from tasks.judging.scores import reference
-from tasks.running.parallel import PrintLine, report_progress
+from tasks.running.progress import PrintLine, report_progress
 from tasks.storage.files import write_bytes
 from tasks.training.plan import member_seed
 from tasks.tuning.study import BLOCKS, Study, state_of

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 import cpbmodels
 from cpbmodels.fleet.predict import predict_each
 from tasks.backtesting.folds import FoldSeries
+from tasks.judging.baselines import reference
 from tasks.judging.inference import block_ids, block_length
 from tasks.judging.member import step_us, times_of
-from tasks.judging.scores import crps, realised, reference
-from tasks.running.parallel import report_progress
+from tasks.judging.scores import crps, realised
+from tasks.running.progress import report_progress
 from tasks.training.plan import member_seed
 
 _TRAINING = "train trials"

@@ -16,10 +16,10 @@ from tasks.backtesting import report
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.rolling import TOO_SHORT, Baseline, as_json, judge_models, robust_har
 from tasks.figures.judged import COLUMNS
-from tasks.judging import pool, scores
+from tasks.judging import baselines, pool
 from tests.tools.known_markets import A, B, H
 
-REFERENCE = Baseline("reference", scores.ewma_walk)
+REFERENCE = Baseline("reference", baselines.ewma_walk)
 HAR = Baseline("har", robust_har)
 
 
@@ -112,7 +112,7 @@ def test_mase_of_each_fold_is_scaled_by_its_training_span(loaded):
     for series in of_a:
         close = np.log(series.prices[:, 3])
         origins = series.origins("test", 1, H)
-        walk = scores.reference(series, series.origins("train", 1, H), origins, H)
+        walk = baselines.reference(series, series.origins("train", 1, H), origins, H)
         start, end = series.spans["train"]
         scale = np.abs(np.diff(close[start:end])).mean()
         scaled += [
@@ -228,7 +228,7 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     fold = replace(loaded[2], fold=2)
     series = fold.series
     origins = series.origins("test", 1, H)[:7]
-    quantiles = scores.reference(series, series.origins("train", 1, H), origins, H)
+    quantiles = baselines.reference(series, series.origins("train", 1, H), origins, H)
     candle = np.zeros((7, H, 4))
     candle[..., 1] = quantiles[..., 9].clip(min=0)
     candle[..., 2] = quantiles[..., 9].clip(max=0)

@@ -25,7 +25,7 @@ from tasks.backtesting.audit import (
     with_shuffled_features,
 )
 from tasks.backtesting.rolling import robust_har
-from tasks.judging import scores
+from tasks.judging import baselines, scores
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
 from tests.tools.known_markets import A, H, bounds_of, busy_hours
@@ -74,7 +74,7 @@ def test_a_leaky_column_is_named(klines, column):
 
 
 def test_the_whole_chain_is_causal(klines):
-    fits = {"reference": baseline(scores.ewma_walk), "har": baseline(robust_har)}
+    fits = {"reference": baseline(baselines.ewma_walk), "har": baseline(robust_har)}
     assert check_lookahead(chain(A, bounds_of(ROWS), fits), klines, ROWS - 900, cuts=3) == {}
 
 
@@ -82,10 +82,10 @@ def test_a_baseline_that_peeks_is_named(klines):
     class Peek:
         def quantiles(self, series, origins):
             following = np.minimum(origins + 1, len(series.prices) - 1)
-            walk = scores.ewma_walk(series, series.origins("train", 30, H), H).quantiles(series, origins)
+            walk = baselines.ewma_walk(series, series.origins("train", 30, H), H).quantiles(series, origins)
             return walk + np.log(series.prices[following, 3] / series.prices[origins, 3])[:, None, None]
 
-    fits = {"peek": baseline(lambda *_: Peek()), "reference": baseline(scores.ewma_walk)}
+    fits = {"peek": baseline(lambda *_: Peek()), "reference": baseline(baselines.ewma_walk)}
     assert list(check_lookahead(chain(A, bounds_of(ROWS), fits), klines, ROWS - 900, cuts=2)) == ["peek"]
 
 
@@ -93,7 +93,7 @@ def ratio(series):
     """CRPS ratio of the robust HAR learnt from `series` on the true test span."""
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
     truth = scores.realised(series, test, H)
-    walk = scores.reference(series, train, test, H)
+    walk = baselines.reference(series, train, test, H)
     return crps(robust_har(series, train, H).quantiles(series, test), truth).mean() / crps(walk, truth).mean()
 
 
@@ -167,7 +167,7 @@ def test_candles_in_another_order_teach_a_model_of_returns_nothing():
     (learnt,) = cpbmodels.train_fleet([nonsense], architecture="gru", preset="smoke", device="cpu")
     test = series.origins("test", learnt.context, H)
     truth = scores.realised(series, test, H)
-    walk = scores.reference(series, series.origins("train", 1, H), test, H)
+    walk = baselines.reference(series, series.origins("train", 1, H), test, H)
     quantiles = cpbmodels.predict([learnt], [series], [test])[0].quantiles
     assert crps(quantiles, truth).mean() / crps(walk, truth).mean() >= 0.99
 

@@ -21,7 +21,7 @@ def test_every_pair_of_a_timeframe_is_compared_once():
     assert set(pairs) == {("good", "wide"), ("good", "same"), ("wide", "same")}
     pair = pairs["good", "wide"]
     of_model = {name: [m for m in members if m.architecture == name] for name in spreads}
-    raw = {names: pool.compare(of_model[names[0]], of_model[names[1]]) for names in pairs}
+    raw = {names: pool.compare_pair(of_model[names[0]], of_model[names[1]]) for names in pairs}
     assert (pair.ratio, pair.n) == (raw["good", "wide"][0], raw["good", "wide"][2])
     _, corrected, *_ = multipletests([raw[names][1] for names in pairs], method="holm")
     assert [entry.p for entry in pairs.values()] == pytest.approx(corrected, rel=1e-9)

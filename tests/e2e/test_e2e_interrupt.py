@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tasks.market.simulator import serve
-from tasks.running.parallel import usable_cores
+from tasks.running.cores import usable_cores
 from tasks.training.shard import read_result
 from tests.tools.folder_mirror import FolderMirror
 from tests.tools.terminal import Terminal

@@ -15,7 +15,7 @@ from cpbmodels.errors import printable
 from flows.console import Column, Display, echo, emit, print_table, show
 from flows.runner import RunLogHandler
 from schemas.errors import counted
-from tasks.running.parallel import Progress
+from tasks.running.progress import Progress
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import pytest
 from rich.console import Console
 
 from flows.console import Display, shown_progress
-from tasks.running.parallel import NOT_ENDED, report_line, report_progress, reporting, reports_to, run_each
+from tasks.running.parallel import run_each
+from tasks.running.progress import NOT_ENDED, report_line, report_progress, reporting, reports_to
 from tests.tools.terminal import Terminal
 
 PROGRAM = """
 import time
 from flows.console import shown_progress
-from tasks.running.parallel import report_progress, report_line
+from tasks.running.progress import report_progress, report_line
 with shown_progress("train"):
     input()
     report_line("training gru on cpu (2 cores)")

@@ -5,7 +5,7 @@ import pytest
 
 from schemas.errors import MemberError
 from tasks.forecasting.issue import reference_of, reference_prices
-from tasks.judging.scores import fit_reference, reference
+from tasks.judging.baselines import fit_reference, reference
 from tasks.storage.model_folder import REFERENCE, write_reference
 from tasks.storage.packaged import read_packaged
 from tests.tools.known_markets import A, H, market

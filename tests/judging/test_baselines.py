@@ -7,14 +7,14 @@ import pytest
 
 from cpbmodels.data.columns import feature_frame
 from tasks.backtesting.rolling import robust_har
-from tasks.judging import scores
+from tasks.judging import baselines, scores
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
 from tests.tools.known_markets import A, B, H, bounds_of, busy_hours
 
 FITS = {
-    "walk": scores.random_walk,
-    "reference": scores.ewma_walk,
+    "walk": baselines.random_walk,
+    "reference": baselines.ewma_walk,
     "har": robust_har,
 }
 
@@ -55,7 +55,7 @@ def test_the_robust_har_serves_a_coin_it_never_saw(series):
     unseen = series_of(feature_frame(busy_hours(seed=9), "1h"), B, bounds_of())
     fitted = robust_har(series, train, H)
     truth = scores.realised(unseen, test, H)
-    walk = scores.reference(unseen, unseen.origins("train", 1, H), test, H)
+    walk = baselines.reference(unseen, unseen.origins("train", 1, H), test, H)
     assert crps(fitted.quantiles(unseen, test), truth).mean() < crps(walk, truth).mean()
     with pytest.raises(ValueError, match="at least one training origin"):
         robust_har(series, train[:0], H)

@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics as sk
 
 from schemas.errors import MemberError
-from tasks.judging.member import judge_classes, ranked_probability_score, true_classes
+from tasks.judging.classes import judge_classes, ranked_probability_score, true_classes
 from tasks.judging.pool import apply_holm, judge_pool
 from tests.tools.known_markets import market
 

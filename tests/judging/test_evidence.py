@@ -5,11 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tasks.judging.inference import (
-    MIN_DAYS,
-    not_worse,
-    ratio_interval,
-)
+from tasks.judging.inference import not_worse
+from tasks.judging.live_interval import MIN_DAYS, ratio_interval
 
 HOUR_US = 3_600_000_000
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from tasks.judging import inference
+from tasks.judging import inference, verdicts
 
 
 def autocorrelated(n, mean=0.0, rho=0.6, seed=0):
@@ -88,12 +88,12 @@ def figures(ratio, p, n):
     [(0.98, 0.001, "better than"), (1.02, 0.01, "worse than"), (0.98, 0.06, "no different from")],
 )
 def test_verdict_says_what_was_found(ratio, p, words):
-    text = inference.verdict(figures(ratio, p, 2880))
+    text = verdicts.verdict(figures(ratio, p, 2880))
     assert text.startswith(f"{words} the random walk with EWMA volatility (CRPS ratio {ratio:.4f} [")
     assert text.endswith(f"p={p:.3f}, n=2,880)")
 
 
 @pytest.mark.parametrize("ratio", [0.996, 1.004])
 def test_a_verdict_never_contradicts_its_own_interval(ratio):
-    text = inference.verdict(figures(ratio, 0.049, 8640))
+    text = verdicts.verdict(figures(ratio, 0.049, 8640))
     assert text.startswith("no different from")

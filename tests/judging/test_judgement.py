@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import MemberError
-from tasks.judging import pool, scores
+from tasks.judging import baselines, pool, scores
 from tasks.judging.member import MemberScore, judge_member
 from tests.tools.known_markets import HOUR_US, H, judged, market
 
@@ -22,16 +22,16 @@ def test_realised_is_the_cumulative_log_return():
 def test_the_reference_is_fitted_on_the_training_span_alone():
     series = market()
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
-    walk = scores.reference(series, train, test, H)
+    walk = baselines.reference(series, train, test, H)
     prices = series.prices.copy()
     prices[1800:] *= np.linspace(1, 5, len(prices) - 1800)[:, None]  # another future, the same past
-    np.testing.assert_array_equal(walk, scores.reference(replace(series, prices=prices), train, test, H))
+    np.testing.assert_array_equal(walk, baselines.reference(replace(series, prices=prices), train, test, H))
     moves = scores.realised(series, train, H)[:, 0] / series.volatility[train]
     np.testing.assert_allclose(
         walk[5, 0] / series.volatility[test[5]], np.quantile(moves, np.arange(1, 20) / 20)
     )
     with pytest.raises(ValueError, match="at least one training origin"):
-        scores.reference(series, train[:0], test, H)
+        baselines.reference(series, train[:0], test, H)
 
 
 def test_the_reference_against_itself_is_no_different():
@@ -53,9 +53,9 @@ def test_knowing_the_volatility_beats_not_knowing_it():
     series = market()
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
     blind = SimpleNamespace(
-        origins=test, quantiles=scores.random_walk(series, train, H).quantiles(series, test)
+        origins=test, quantiles=baselines.random_walk(series, train, H).quantiles(series, test)
     )
-    score = judge_member(series, blind, scores.reference(series, train, test, H), architecture="walk")
+    score = judge_member(series, blind, baselines.reference(series, train, test, H), architecture="walk")
     assert score.metrics["test_crps_ratio_low"] > 1
 
 
@@ -162,19 +162,19 @@ def test_pools_are_grouped_and_ordered():
 def test_two_models_are_compared_on_the_rows_both_have():
     good, bad = judged(market()), judged(market(), spread=2.0)
     half = replace(bad, times=bad.times[100:], losses={k: v[100:] for k, v in bad.losses.items()})
-    ratio, p, rows = pool.compare([good], [half])
+    ratio, p, rows = pool.compare_pair([good], [half])
     assert rows == len(half.times)
     assert ratio == pytest.approx(good.losses["crps"][100:].mean() / half.losses["crps"].mean())
     assert p < 0.01
     with pytest.raises(ValueError, match="no forecast row in common"):
-        pool.compare([good], [replace(bad, symbol="OTHER")])
+        pool.compare_pair([good], [replace(bad, symbol="OTHER")])
 
 
 def test_errors_in_price_are_the_members_own():
     series = market()
     score = judged(series)
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
-    median = scores.reference(series, train, test, H)[..., 9]
+    median = baselines.reference(series, train, test, H)[..., 9]
     last = series.prices[test, 3][:, None]
     error = series.prices[test[:, None] + np.arange(1, H + 1), 3] - last * np.exp(median)
     assert score.metrics["test_mae_price"] == pytest.approx(np.abs(error).mean())

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.judging import fleet as module
-from tasks.judging.fleet import Judges
-from tasks.running.resident import Cores
+from tasks.judging.fleet import judge_shard
+from tasks.judging.judges import Judges
+from tasks.running.cores import Cores
 from tests.tools.judged_members import member
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,6 @@ def fake(tmp_path, monkeypatch):
     (tmp_path / "fake_judge.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(module, "JUDGE", "fake_judge")
     return tmp_path
 
 
@@ -43,9 +42,9 @@ def test_a_judge_loads_no_torch():
 
 def test_a_member_that_ends_its_judge_is_a_failure_and_the_others_are_judged(fake):
     told = []
-    with Judges(Cores(2)) as judges:
-        (failure,) = judges.judge(
-            fake, [member(name) for name in ("A", "B", "BAD", "C", "D")], lambda: told.append(1)
+    with Judges(Cores(2), "fake_judge") as judges:
+        (failure,) = judge_shard(
+            judges, fake, [member(name) for name in ("A", "B", "BAD", "C", "D")], lambda: told.append(1)
         )
     assert (failure.step, failure.code) == ("evaluate", "judge-died")
     assert "ended with code 9" in failure.reason
@@ -54,16 +53,16 @@ def test_a_member_that_ends_its_judge_is_a_failure_and_the_others_are_judged(fak
 
 def test_nothing_to_judge_starts_no_process(fake):
     before = psutil.Process().children()  # of tests that ran earlier in this process
-    with Judges(Cores(2)) as judges:
-        assert judges.judge(fake, []) == []
+    with Judges(Cores(2), "fake_judge") as judges:
+        assert judge_shard(judges, fake, []) == []
         assert set(psutil.Process().children()) <= set(before)
 
 
 def test_a_judge_dies_with_the_command(fake):
     code = (
-        "import sys, pathlib; from tasks.judging import fleet; from tasks.running.resident import Cores\n"
-        "fleet.JUDGE = 'fake_judge'; from tests.tools.judged_members import member\n"
-        "fleet.Judges(Cores(1)).judge(pathlib.Path(sys.argv[1]), [member('SLOW')])"
+        "import sys, pathlib; from tasks.judging.judges import Judges; from tasks.running.cores import Cores\n"
+        "from tasks.judging.fleet import judge_shard; from tests.tools.judged_members import member\n"
+        "judge_shard(Judges(Cores(1), 'fake_judge'), pathlib.Path(sys.argv[1]), [member('SLOW')])"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(fake)], cwd=ROOT)
     try:

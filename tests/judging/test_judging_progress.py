@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tasks.judging import fleet as module
-from tasks.running.parallel import reports_to
+from tasks.running.progress import reports_to
 
 
 def test_judging_is_displayed_from_the_first_trained_shard_on(monkeypatch):
@@ -17,7 +17,7 @@ def test_judging_is_displayed_from_the_first_trained_shard_on(monkeypatch):
         yield "first", SimpleNamespace(members=[])
         yield "second", SimpleNamespace(members=[])
 
-    judges = SimpleNamespace(judge=lambda shard, members, on_judged: [])
+    judges = SimpleNamespace(number=1)
     with reports_to(SimpleNamespace(progress=heard.append)):
         module.judge_fleet(Path("home"), plan, trained(), judges)
     assert while_it_trains == []

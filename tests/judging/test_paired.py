@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from schemas.decision import Paired
-from tasks.judging import gate as module
-from tasks.judging.gate import DailyLosses, corrected, daily_losses, failed, min_days, paired
+from tasks.judging import paired as module
 from tasks.judging.member import MemberScore
+from tasks.judging.paired import DailyLosses, corrected, daily_losses, failed, min_days, paired
 
 FIRST = 19_144  # 2022-06-01
 GOOD = Paired(days=1080, ratio=0.9990, low=0.9985, high=0.9995, p=0.0005, months=36, better=24, recent_p=1.0)

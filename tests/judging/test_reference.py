@@ -5,7 +5,7 @@ import pytest
 
 from cpbmodels.data.columns import LAMBDA
 from schemas.errors import DamagedError
-from tasks.judging.scores import fit_reference, reference, reference_quantiles
+from tasks.judging.baselines import fit_reference, reference, reference_quantiles
 from tasks.storage.model_folder import REFERENCE, read_reference, write_reference
 from tasks.storage.records import member_subject
 from tests.tools.known_markets import A, H, market

@@ -7,7 +7,7 @@ import pytest
 
 from cpbmodels.data import touch
 from cpbmodels.data.series import Prediction
-from tasks.judging import scores
+from tasks.judging import baselines
 from tasks.judging.member import MemberScore, judge_member
 from tasks.judging.pool import judge_pools
 from tasks.judging.touch_scores import BRIER, CHANCES, STATED, deciles, touch_scores
@@ -25,7 +25,7 @@ def market(rows=3000, **options):
 
 
 def walk_of(series):
-    return scores.ewma_walk(series, series.origins("train", 1, H), H)
+    return baselines.ewma_walk(series, series.origins("train", 1, H), H)
 
 
 def forecasts(series, spread=1.0, table=None):

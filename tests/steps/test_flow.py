@@ -14,13 +14,13 @@ import torch
 from cpbmodels.fleet.fleet import Fleet
 from flows.runner import Runner
 from flows.train_all import run_train_all
-from flows.train_one import LATEST, train_one
+from flows.train_one import train_one
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.losses import registered_model
-from tasks.running.parallel import reports_to
+from tasks.running.progress import reports_to
 from tasks.storage.records import read_npz, write_npz
 from tasks.tracking.archive import archives, restore
 from tasks.tracking.boards import leaderboard
@@ -29,7 +29,7 @@ from tasks.tracking.runs import search
 from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
 from tasks.training.local import TrainerDied, TrainingTimeout
-from tasks.training.shard import read_job, read_result
+from tasks.training.shard import LATEST, read_job, read_result
 from tests.tools.in_process import train_by
 from tests.tools.inbox import inbox
 

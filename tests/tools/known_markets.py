@@ -10,7 +10,7 @@ from cpbmodels.data.columns import candle_columns
 from cpbmodels.data.series import Series
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
-from tasks.judging import scores
+from tasks.judging import baselines
 from tasks.judging.member import judge_member
 
 H = 10
@@ -47,7 +47,7 @@ def market(rows=3000, seed=0, symbol="AUSDT"):
 def judged(series, spread=1.0, architecture="x"):
     """Judge the reference itself, stretched by `spread`."""
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
-    known = scores.reference(series, train, test, H)
+    known = baselines.reference(series, train, test, H)
     forecast = SimpleNamespace(origins=test, quantiles=known * spread)
     return judge_member(series, forecast, known, architecture=architecture)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from schemas.run import RunSpec
-from tasks.judging.fleet import score_file
 from tasks.judging.judge import judge_members
+from tasks.judging.score_files import score_file
 from tasks.steps import features, ingest, plan
 from tasks.training import plan as shards
 from tasks.training.shard import member_folder, read_result, shard_folder

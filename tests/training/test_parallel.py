@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.running.cores import Cores
 from tasks.running.parallel import run_each, thread_pool
-from tasks.running.resident import Cores
 from tasks.storage.interrupts import Interrupted, pause, stoppable
 from tasks.training.local import gpu_held
 from tests.tools.terminal import Terminal

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import cpbmodels
 from cpbmodels.device import monitor
 from schemas.handover import DeviceWork, ShardProgress, ShardResult
-from tasks.running.parallel import reports_to
+from tasks.running.progress import reports_to
 from tasks.storage.records import write_record
 from tasks.training.plan import job_key
 from tasks.training.progress import (

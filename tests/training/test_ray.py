@@ -15,7 +15,7 @@ from flows.train_all import train_fleets
 from schemas.errors import CpbError
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
-from tasks.running.parallel import reports_to
+from tasks.running.progress import reports_to
 from tasks.steps import opened_engine
 from tasks.training import ray as engine_ray
 from tasks.training.shard import RESULT, shard_folder

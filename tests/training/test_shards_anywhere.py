@@ -8,7 +8,8 @@ from flows.runner import Runner
 from flows.train_all import train_fleets
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
-from tasks.judging.fleet import Judges, judge_fleet
+from tasks.judging.fleet import judge_fleet
+from tasks.judging.judges import Judges
 from tasks.running.resident import WorkerProcess
 from tasks.steps import opened_engine
 from tasks.storage import locks

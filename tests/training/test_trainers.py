@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from schemas.errors import CpbError
+from tasks.running.cores import Cores
 from tasks.running.parallel import run_each
-from tasks.running.resident import Cores
 from tasks.training.local import Slots, TrainerDied, Trainers, TrainingTimeout, run_trainer
 from tests.tools.trainer_tools import trainers_in, wait_until
 

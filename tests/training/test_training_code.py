@@ -34,7 +34,7 @@ EXECUTED_BESIDE = {
     "schemas/identity.py": "names of series and models; the job's digest covers them",
     "tasks/market/layout.py": "reads candles",
     "tasks/market/klines.py": "reads candles",
-    "tasks/running/parallel.py": "counts cores for what is told",
+    "tasks/running/cores.py": "counts cores for what is told",
     "tasks/storage/files.py": "reads and writes files",
     "tasks/storage/locks.py": "replaces a folder while no other process does",
     "tasks/storage/source_code.py": "digests of code",

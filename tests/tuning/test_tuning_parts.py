@@ -14,7 +14,7 @@ from cpbmodels.errors import pip_install
 from flows import tune
 from schemas.errors import CpbError, UsageError
 from schemas.tuning import Choice, Range, TuneSpec, parse_range
-from tasks.running.parallel import reports_to
+from tasks.running.progress import reports_to
 from tasks.tuning.search import best_of_null_trials
 from tasks.tuning.trials import _Watch
 

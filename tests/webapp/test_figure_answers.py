@@ -5,8 +5,8 @@ import polars as pl
 import pytest
 
 from tasks.forecasting.record import read_summary, read_sums, record_by_day
-from tasks.judging.fleet import score_file
 from tasks.judging.member import MemberScore
+from tasks.judging.score_files import score_file
 from tests.tools.page_service import client_of
 from tests.tools.webapp_store import BTC, SIM_BTC, small_home
 from webapp import figures

@@ -1,0 +1,46 @@
+"""The stored scores of a shard's members, a file each: written by their judge, read by whoever compares models."""
+
+import re
+from pathlib import Path
+
+from schemas.errors import DamagedError, log
+from tasks.judging.member import MemberScore
+from tasks.storage.model_folder import PICTURES, REFERENCE, read_reference
+from tasks.storage.records import member_subject, read_sealed
+from tasks.storage.source_code import code_digest
+
+
+def score_file(folder: Path) -> Path:
+    """Return the score file of a member, with its losses per origin; scores of another code version are not read."""
+    return folder / f"score-{code_digest('tasks/judging/judge.py')}.npz"
+
+
+def stored_score(root: Path, key: str) -> MemberScore | None:
+    """Return the score of a member by its run's key, `FLEET/BTCUSDT-1h`; None if it is not stored on this machine."""
+    if not re.fullmatch(r"[0-9a-f]+/[\w-]+", key):
+        return None
+    shard, name = key.split("/")
+    try:
+        return MemberScore.from_npz(score_file(root / "fleets" / shard / "members" / name))
+    except (FileNotFoundError, DamagedError):  # `cpb verify` reports damage
+        return None
+
+
+def known_score(folder: Path) -> MemberScore | None:
+    """Return a stored score; None if it, or a file created with it, is missing or damaged."""
+    kept = score_file(folder)
+    if not kept.exists():
+        return None
+    pictures = [p for name in PICTURES if (p := folder / "model" / name).exists()]
+    try:
+        for path in pictures:
+            read_sealed(path)
+        score = MemberScore.from_npz(kept)
+        is_classifier = "test_accuracy" in score.metrics
+        subject = member_subject(folder / "model" / REFERENCE)
+        return score if is_classifier or read_reference(folder / "model", of=subject) else None
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        log.warning("%s", error)
+        return None
