@@ -28,7 +28,7 @@ import psutil
 
 from benchmarks._paired import main
 from benchmarks.size import ROOT
-from tasks.tracking.store import make_sqlite
+from tasks.tracking.database import make_sqlite
 
 
 def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tasks.hub.tree import serving
 from tasks.notices import Outcome, tell_outcome
 from tasks.running.progress import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
-from tasks.tracking.store import NO_STORE
+from tasks.tracking.experiment import NO_STORE
 
 _NONE = "train first, as in `cpb train-all`"
 

@@ -43,7 +43,7 @@ from tasks.running.progress import PrintLine, report_progress, reporting
 from tasks.running.step import Step
 from tasks.steps import features, ingest
 from tasks.storage.urls import public_url, without_credentials
-from tasks.tracking.store import store_errors
+from tasks.tracking.store_errors import store_errors
 from tasks.tracking.tags import COMPLETE, PARTIAL, REASON
 
 P = ParamSpec("P")

@@ -55,7 +55,8 @@ from tasks.tracking.archive import Keeper
 from tasks.tracking.prune import prune
 from tasks.tracking.results import write_results
 from tasks.tracking.runs import OpenRun, check_place, finish, kill, log_metrics, start_parent
-from tasks.tracking.store import UNUSABLE, open_store, store_errors
+from tasks.tracking.store import open_store
+from tasks.tracking.store_errors import UNUSABLE, store_errors
 from tasks.tracking.tags import (
     AS_OF,
     COMMAND,

@@ -27,7 +27,7 @@ from schemas.ledger import Alarm
 from tasks.storage.files import NOTIFY_FILE, read_private
 from tasks.storage.records import find_record, write_record
 from tasks.storage.urls import without_credentials
-from tasks.tracking.store import store_errors
+from tasks.tracking.store_errors import store_errors
 
 VARIABLE = "CPB_NOTIFY"
 HEARTBEAT_VARIABLE = "CPB_HEARTBEAT_URL"

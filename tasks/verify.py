@@ -55,10 +55,14 @@ from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.packaged import packaged_models
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
 from tasks.storage.urls import public_url
+from tasks.tracking.champions import champions, training_command, undelete_command
+from tasks.tracking.database import database_damage
+from tasks.tracking.experiment import NO_STORE
 from tasks.tracking.home_store import RECORD, TAKE, HomeStore, sqlite_path, tracking_uri
-from tasks.tracking.registry import ALIAS, PREVIOUS, champions, training_command, undelete_command
+from tasks.tracking.registry import ALIAS, PREVIOUS
 from tasks.tracking.results import results_fault, results_path
-from tasks.tracking.store import NO_STORE, database_damage, read_store, store_errors
+from tasks.tracking.store import read_store
+from tasks.tracking.store_errors import store_errors
 from tasks.training.progress import progress_fault
 from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
 

@@ -10,7 +10,8 @@ from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.decision import Decision
 from schemas.identity import SIM, Market
 from schemas.ledger import Alarm, LedgerEntry
-from tasks.tracking.boards import FlowRunInfo, JudgedModel
+from tasks.tracking.flow_runs import FlowRunInfo
+from tasks.tracking.judged_models import JudgedModel
 
 
 class OfMarket(BaseModel):

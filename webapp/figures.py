@@ -146,8 +146,8 @@ def _paired_test(
 
 
 def losses(run_id: str) -> dict[str, Any]:
-    """Return losses per epoch; errors as in `boards.loss_histories`."""
-    return losses_figure(runs.loss_histories(run_id))
+    """Return losses per epoch; errors as in `judged_models.loss_histories`."""
+    return losses_figure(runs.losses(run_id))
 
 
 def _of_one_timeframe(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

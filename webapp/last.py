@@ -17,8 +17,10 @@ from typing import Any, TypeVar
 import polars as pl
 
 from schemas.errors import CpbError, counted, log
+from tasks.tracking.experiment import Store
 from tasks.tracking.home_store import sqlite_path, tracking_uri
-from tasks.tracking.store import UNUSABLE, Store, read_store, store_errors
+from tasks.tracking.store import read_store
+from tasks.tracking.store_errors import UNUSABLE, store_errors
 
 T = TypeVar("T")
 

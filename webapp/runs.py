@@ -16,9 +16,12 @@ from schemas.errors import CpbError, DamagedError
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
 from tasks.storage.files import read_json_or_none
-from tasks.tracking import boards
-from tasks.tracking.registry import Champion, champions, decisions_on, newest_decisions
-from tasks.tracking.store import Store
+from tasks.tracking.champions import Champion, champions
+from tasks.tracking.decisions import decisions_on, newest_decisions
+from tasks.tracking.experiment import Store
+from tasks.tracking.flow_runs import FlowRunInfo, newest_flow_runs
+from tasks.tracking.judged_models import JudgedModel, judged_models, loss_histories
+from tasks.tracking.leaderboard import COLUMNS, coin_ratios, read_board, read_members
 from tasks.training.shard import JOB, PROGRESS, read_job
 from webapp import answers, last
 from webapp.kept import at_work
@@ -51,7 +54,7 @@ def leaderboard(market: Market, timeframe: str | None = None, run: str | None = 
     Args:
         run: id of a flow's run, or the beginning of an id, to restrict the rows to that run.
     """
-    board = answers.Leaderboard(market=market, rows=[], columns=boards.COLUMNS, champions=[])
+    board = answers.Leaderboard(market=market, rows=[], columns=COLUMNS, champions=[])
     try:
         serving, decided, board.note = champions_of(market)
         board.champions = [_champion(champion, decided.get(champion.series)) for champion in serving]
@@ -83,11 +86,11 @@ def identity(series: SeriesId) -> dict[str, Any]:
 
 
 def _members() -> tuple[pl.DataFrame, str | None]:
-    return last.last("members", boards.read_members)
+    return last.last("members", read_members)
 
 
 def _rows_of_run(store: Store, run: str) -> list[dict[str, Any]]:
-    return boards.leaderboard(run, boards.read_members(store, run))
+    return read_board(run, read_members(store, run))
 
 
 def board_rows(
@@ -100,7 +103,7 @@ def board_rows(
     """
     if run is None:
         members, old = _members()
-        rows = boards.leaderboard(None, members, market=market, timeframes=[timeframe] if timeframe else None)
+        rows = read_board(None, members, market=market, timeframes=[timeframe] if timeframe else None)
         return rows, old
     rows, old = last.last("run", _rows_of_run, run)
     of_market = [row for row in rows if row["market"] == market]
@@ -113,13 +116,13 @@ def board_rows(
 def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
     """Return the ratio of each architecture of the leaderboard on each coin; empty if there are none."""
     with suppress(CpbError):
-        return boards.coin_ratios(_members()[0], board_rows(market, timeframe, None)[0])
+        return coin_ratios(_members()[0], board_rows(market, timeframe, None)[0])
     return []
 
 
-def loss_histories(run_id: str) -> dict[str, list[dict[str, float]]]:
-    """Return the losses per epoch of a run's models; errors as in `boards.loss_histories`."""
-    return last.last("losses", boards.loss_histories, run_id)[0]
+def losses(run_id: str) -> dict[str, list[dict[str, float]]]:
+    """Return the losses per epoch of a run's models; errors as in `judged_models.loss_histories`."""
+    return last.last("losses", loss_histories, run_id)[0]
 
 
 def _champions() -> tuple[tuple[list[Champion], dict[SeriesId, Decision]], str | None]:
@@ -145,8 +148,8 @@ def _or_note(read: Callable[[], tuple[list[T], str | None]], missing: str) -> tu
     return results, old or (None if results else missing)
 
 
-def _models(store: Store, series: SeriesId) -> list[boards.JudgedModel]:
-    return boards.judged_models(store, series, _members()[0])
+def _models(store: Store, series: SeriesId) -> list[JudgedModel]:
+    return judged_models(store, series, _members()[0])
 
 
 def models(series: SeriesId) -> answers.Models:
@@ -167,8 +170,8 @@ def _decisions(store: Store, series: SeriesId) -> list[Decision]:
     return decisions_on(store, series, _MAX_DECISIONS)
 
 
-def _flow_runs() -> tuple[list[boards.FlowRunInfo], str | None]:
-    return last.last("runs", lambda store: boards.newest_flow_runs(store, _MAX_RUNS))
+def _flow_runs() -> tuple[list[FlowRunInfo], str | None]:
+    return last.last("runs", lambda store: newest_flow_runs(store, _MAX_RUNS))
 
 
 def runs(home: Path, limit: int) -> answers.Runs:

@@ -17,7 +17,7 @@ from schemas import __version__
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
 from tasks.storage.urls import without_credentials
 from tasks.storage.wheel import second_library
-from tasks.tracking.store import store_errors
+from tasks.tracking.store_errors import store_errors
 
 COMMANDS = {
     "Train and judge": {

@@ -103,7 +103,8 @@ def _epochs_used() -> dict[str, dict[str, Any]]:
     import cpbmodels
     from cpbmodels.device.doctor import ESTIMATED
     from tasks.tracking.epochs import epochs_used
-    from tasks.tracking.store import NO_STORE, read_store
+    from tasks.tracking.experiment import NO_STORE
+    from tasks.tracking.store import read_store
 
     options = {name: cpbmodels.preset(name, kind) for name, kind in ESTIMATED.items()}
     try:

@@ -75,7 +75,7 @@ def leaderboard(spec: BoardSpec, json: Json = False) -> None:
     Example: cpb leaderboard --market um --coins BTC,ETH
     """
     quiet_libraries()
-    from tasks.tracking.boards import leaderboard as read_board
+    from tasks.tracking.leaderboard import read_board
 
     rows = read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
     if json:

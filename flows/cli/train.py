@@ -124,10 +124,10 @@ def _train_all(spec: RunSpec, command: str, *, direct: bool = False) -> dict[str
 
 def _show_board(result: dict[str, Any]) -> None:
     from flows.costs import has_board
-    from tasks.tracking.boards import leaderboard
+    from tasks.tracking.leaderboard import read_board
 
     if has_board(result["fleets"]):
-        print_board(leaderboard(result["run_id"]))
+        print_board(read_board(result["run_id"]))
 
 
 def _next_steps() -> None:

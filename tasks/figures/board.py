@@ -57,7 +57,7 @@ def board_figure(rows: Sequence[Row]) -> Figure:
 
     Args:
         rows: `timeframe architecture crps_ratio`, and `crps_ratio_low crps_ratio_high verdict` (None if unknown), as in
-            `tasks.tracking.boards`; with `preset` and `flow_run` if rows may differ in these.
+            `tasks.tracking.leaderboard`; with `preset` and `flow_run` if rows may differ in these.
     """
     labels = model_names(rows)
     if len({row.get("timeframe") for row in rows}) > 1:

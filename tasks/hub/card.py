@@ -17,7 +17,7 @@ from tasks.market.client import BINANCE, BINANCE_REST
 from tasks.market.repair import PATHS
 from tasks.storage.model_folder import FORECAST_PICTURE, read_config
 from tasks.storage.wheel import Wheel
-from tasks.tracking.registry import Champion
+from tasks.tracking.champions import Champion
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

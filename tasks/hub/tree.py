@@ -24,9 +24,9 @@ from tasks.hub.record_export import is_record_file, write_record
 from tasks.storage.files import DiskFull, is_disk_full, sync, write_bytes
 from tasks.storage.folders import new_folder, recover_folder
 from tasks.storage.model_folder import (
-    FILES,
     FORECAST_PICTURE,
     METRICS,
+    MODEL_FILES,
     PICTURES,
     REFERENCE,
     write_published_config,
@@ -34,17 +34,12 @@ from tasks.storage.model_folder import (
 from tasks.storage.packaged import PackagedModel, packaged_models
 from tasks.storage.records import digest_fault, file_digest
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.registry import (
-    ALIAS,
-    Champion,
-    champions,
-    full_name,
-    lost_champions,
-    registered,
-    versions_with_alias,
-)
+from tasks.tracking.champions import Champion, champions, lost_champions, registered
+from tasks.tracking.experiment import Store
+from tasks.tracking.registry import ALIAS, full_name, versions_with_alias
 from tasks.tracking.results import RESULTS, results_fault, write_published_results
-from tasks.tracking.store import OTHER, Store, not_registered, open_store, store_errors
+from tasks.tracking.store import OTHER, not_registered, open_store
+from tasks.tracking.store_errors import store_errors
 from tasks.tracking.tags import weights_of
 
 if TYPE_CHECKING:
@@ -353,7 +348,7 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
             return name in _listed(folder) or not results_fault(path)
         case [name] if name == SUMS or WHEEL.fullmatch(name):
             return True
-        case [label, timeframe, name] if name in FILES:
+        case [label, timeframe, name] if name in MODEL_FILES:
             return is_series_name(f"{label}-{timeframe}")
     return is_record_file(place.as_posix())
 

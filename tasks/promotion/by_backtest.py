@@ -28,7 +28,7 @@ from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
 from tasks.promotion.remade import UNKNOWN, fleet_of, why_another
 from tasks.storage.records import find_record, value_digest, write_record
-from tasks.tracking.registry import champions
+from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
 from tasks.training.plan import fleet_names, planned_recipe
 

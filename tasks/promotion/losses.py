@@ -30,7 +30,7 @@ from tasks.judging.score_files import score_file
 from tasks.judging.scores import Array, pinball, realised
 from tasks.signals.feature_files import cross_sections, market_key
 from tasks.storage.model_folder import read_config
-from tasks.tracking.registry import Champion
+from tasks.tracking.champions import Champion
 from tasks.tracking.tags import RECIPE
 
 _DECIDES = "validation_crps_ratio"

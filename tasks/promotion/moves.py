@@ -16,25 +16,12 @@ from schemas.identity import SIM, SeriesId, market_home
 from tasks.judging.gate import GateDecision, GateModel
 from tasks.promotion.losses import TrainedCandidate, registered_model
 from tasks.storage.locks import locked
-from tasks.tracking.registry import (
-    ALIAS,
-    DECISION,
-    PREVIOUS,
-    Champion,
-    aliases_of,
-    champions,
-    decision_in,
-    decision_text,
-    find_version,
-    keep_decision,
-    newest_decisions,
-    recorded_fleet,
-    register,
-    registered,
-    succeed,
-    versions_of,
-)
-from tasks.tracking.store import Store, open_store, read_store, upsert
+from tasks.tracking.calls import upsert
+from tasks.tracking.champions import Champion, champions, recorded_fleet, registered, succeed
+from tasks.tracking.decisions import DECISION, decision_in, decision_text, keep_decision, newest_decisions
+from tasks.tracking.experiment import Store
+from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, find_version, register, versions_of
+from tasks.tracking.store import open_store, read_store
 from tasks.tracking.tags import FLEET_SPEC, REASON, RECIPE, SELECTED
 
 if TYPE_CHECKING:

@@ -25,14 +25,11 @@ from tasks.promotion.losses import LossTable, TrainedCandidate, registered_model
 from tasks.promotion.moves import decided, promote_candidate, promotion_lock, record_fleet, retire
 from tasks.promotion.remade import UNKNOWN, fleet_of
 from tasks.signals.feature_files import read_features
-from tasks.tracking.registry import (
-    ALIAS,
-    Champion,
-    champions,
-    keep_decision,
-    versions_with_alias,
-)
-from tasks.tracking.store import NO_STORE, Store, open_store, read_store
+from tasks.tracking.champions import Champion, champions
+from tasks.tracking.decisions import keep_decision
+from tasks.tracking.experiment import NO_STORE, Store
+from tasks.tracking.registry import ALIAS, versions_with_alias
+from tasks.tracking.store import open_store, read_store
 from tasks.tracking.tags import RECIPE
 from tasks.training.plan import planned_recipe
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import cpbmodels
 from schemas.errors import UsageError
 from schemas.fleets import FleetSpec
-from tasks.tracking.registry import recorded_fleet
+from tasks.tracking.champions import recorded_fleet
 from tasks.tracking.tags import RECIPE
 from tasks.training.plan import planned_recipe
 

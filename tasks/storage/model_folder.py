@@ -40,7 +40,7 @@ NEEDED = (WEIGHTS, CONFIG)
 
 FORECAST_PICTURE = "forecast.png"
 PICTURES = (FORECAST_PICTURE, "loss.png")
-FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
+MODEL_FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 """Every file that a model folder may contain."""
 
 

@@ -1,6 +1,12 @@
 """Records runs, models and results in MLflow.
 
-`store` opens the store, creating it if missing; `tags` has the names, tags, params and metrics; `runs` writes runs and
-marks those of dead processes; `registry` returns champions and decisions; `model` makes versions MLflow models;
-`boards` compares architectures; `prune` deletes old nights; `wandb` copies a run.
+store            the store of a home, taken or refused; `home_store` its record, `experiment` any store by its address,
+                 `database` its file, `calls` MLflow's client, `store_errors` its errors as sentences
+tags, metrics    the names of tags, params and metrics
+runs             writes runs; `dead_runs` marks those of dead processes
+registry         registered models, versions, aliases; `champions` and `decisions` what they hold; `model` their files
+leaderboard      compares architectures; `judged_models`, `flow_runs`, `epochs`, `views`: what else is read
+results          a row per model for people's own scripts
+prune, archive   deletes old nights; writes archives of a home
+wandb            copies a run
 """

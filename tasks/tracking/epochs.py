@@ -5,8 +5,8 @@ from itertools import islice
 from statistics import fmean
 from typing import NamedTuple
 
-from tasks.tracking.runs import search
-from tasks.tracking.store import Store, find_runs
+from tasks.tracking.calls import NEWEST_FIRST, find_runs, search
+from tasks.tracking.experiment import Store
 from tasks.tracking.tags import KIND, MEMBER, PARENT
 
 NEWEST = 200
@@ -31,7 +31,7 @@ def epochs_used(store: Store, presets: Mapping[str, tuple[int, int]]) -> dict[st
 
 def _used(store: Store, preset: str, own: tuple[int, int]) -> Used | None:
     condition = f"tags.`{KIND}` = '{MEMBER}' and tags.preset = '{preset}' and attributes.status = 'FINISHED'"
-    newest = list(islice(search(store, condition, ["attributes.start_time DESC"], NEWEST), NEWEST))
+    newest = list(islice(search(store, condition, [NEWEST_FIRST], NEWEST), NEWEST))
     fleets = find_runs(store, {run.data.tags.get(PARENT, "") for run in newest})
     shares = []
     for run in newest:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tasks.storage.model_folder import damaged, file_digests
 from tasks.storage.urls import local_path
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.store import Store
+from tasks.tracking.experiment import Store
 from tasks.tracking.tags import MLFLOW_FILES, digests_of
 
 if TYPE_CHECKING:

@@ -18,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import BusyError, counted
 from tasks.storage.files import delete_files, final_path, remove_empty
-from tasks.storage.model_folder import FILES as MODEL_FILES
+from tasks.storage.model_folder import MODEL_FILES
 from tasks.storage.urls import local_path
+from tasks.tracking.calls import search
+from tasks.tracking.champions import COPIES, copy_name
+from tasks.tracking.database import exclusive
+from tasks.tracking.dead_runs import MAX_SILENT_DAYS, dead_runs, reconcile
+from tasks.tracking.experiment import Store
 from tasks.tracking.home_store import is_server
-from tasks.tracking.registry import COPIES, all_versions, copy_name, full_name, registered_models, series_of
-from tasks.tracking.runs import MAX_SILENT_DAYS, dead_runs, reconcile, search
-from tasks.tracking.store import Store, exclusive, open_store, read_store
+from tasks.tracking.registry import all_versions, full_name, registered_models, series_of
+from tasks.tracking.store import open_store, read_store
 from tasks.tracking.tags import (
     FLEET,
     FLOW,

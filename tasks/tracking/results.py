@@ -22,9 +22,10 @@ from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_config
 from tasks.storage.recipes import options_read, recipe_of
 from tasks.storage.records import value_digest
+from tasks.tracking.champions import Champion
+from tasks.tracking.experiment import Store
 from tasks.tracking.metrics import CLASSIFIER
-from tasks.tracking.registry import Champion, all_versions, full_name
-from tasks.tracking.store import Store
+from tasks.tracking.registry import all_versions, full_name
 from tasks.tracking.tags import FLEET_SPEC, series_tags
 
 RESULTS = "results.json"

@@ -1,33 +1,33 @@
 """Runs: a flow is a parent, each fleet a child, each member a grandchild `ARCH/SYMBOL/IV`.
 
 Every run has its idempotency key in the tag `cpb.key`. A finished run with the same key is reused;
-unfinished runs of killed processes are deleted and created again: no key has two live runs under one parent.
-
-A flow's or fleet's run records the process that opened it; a member belongs to its fleet's process. A process of this
-host and boot is looked up; a process of an earlier boot is dead. Only its own host can look a process up: a run of
-another host counts as dead when neither it nor a run below it has begun or ended for `MAX_SILENT_DAYS`.
+unfinished runs of killed processes (`dead_runs`) are deleted and created again: no key has two live runs under one
+parent.
 """
 
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import CpbError, log
+from schemas.errors import CpbError
 from schemas.identity import SPOT, ModelId
 from schemas.tuning import TrialRecord
 from tasks.storage.model_folder import damaged, digests_to_log
 from tasks.storage.process_ids import ProcessId
 from tasks.storage.urls import local_path
+from tasks.tracking.calls import NEWEST_FIRST, search
+from tasks.tracking.database import exclusive
+from tasks.tracking.dead_runs import reconcile
+from tasks.tracking.experiment import Store
 from tasks.tracking.home_store import TAKE
 from tasks.tracking.metrics import logged
-from tasks.tracking.store import PAGE, Store, exclusive, open_store, pages
+from tasks.tracking.store import open_store
 from tasks.tracking.tags import (
     AS_OF,
     BOARD,
@@ -64,9 +64,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, Run
 
 _BATCH_METRICS, _BATCH_PARAMS = 1000, 100  # MLflow's limits for one log_batch
-MAX_SILENT_DAYS = 7
-"""Days without a sign of life after which a running run of another host counts as dead: containers get a new host name
-each time, and a host may never come back. A run that lives nevertheless is ended by its process as usual."""
 
 
 @dataclass(frozen=True)
@@ -100,27 +97,6 @@ class MemberRecord:
     folder: Path | None = None
     tags: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
-
-
-def search(
-    store: Store,
-    condition: str = "",
-    order_by: Sequence[str] = (),
-    page_size: int = PAGE,
-    *,
-    deleted: bool = False,
-) -> Iterator["Run"]:
-    """Yield the runs that satisfy an MLflow filter, page by page, for callers that need only the first few.
-
-    Args:
-        deleted: include runs marked as deleted, whose rows and files still exist.
-    """
-    from mlflow.entities import ViewType
-
-    view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
-    yield from pages(
-        store.client.search_runs, [store.experiment_id], condition, view, page_size, order_by=list(order_by)
-    )
 
 
 def check_place(store: Store) -> None:
@@ -251,7 +227,7 @@ def _open_run(
     opened = {PROCESS: str(ProcessId.current()), OPENED_AT: datetime.now(UTC).isoformat(timespec="seconds")}
     tags = {KEY: key, "git_commit": git_commit(), **opened, **tags}
     with exclusive(store.uri):
-        before = search(store, condition, ["attributes.start_time DESC"])
+        before = search(store, condition, [NEWEST_FIRST])
         if usable := [run for run in before if not _is_of_another_machine(run)]:
             return _continue(store, usable[0], tags)
         run = store.client.create_run(store.experiment_id, run_name=mlflow_text(name), tags=tag_texts(tags))
@@ -368,49 +344,6 @@ def _settle(store: Store, runs: Sequence["Run"]) -> "Run | None":
         if run is not newest:
             store.client.delete_run(run.info.run_id)
     return newest
-
-
-def reconcile(store: Store) -> list[str]:
-    """Mark the runs of dead processes as KILLED and return their ids. Costs one search if no run is open."""
-    dead = dead_runs(store)
-    for run_id, why in dead.items():
-        # Read again: the process may have ended its run and exited since the search.
-        run = store.client.get_run(run_id)
-        if run.info.status != "RUNNING":
-            continue
-        store.client.set_tag(run_id, REASON, why)
-        store.client.set_terminated(run_id, "KILLED")
-        log.info("run %s was marked as killed: %s", run.info.run_name, why)
-    return list(dead)
-
-
-def dead_runs(store: Store) -> dict[str, str]:
-    """Return the ids of runs marked as running whose process is dead, with the reason; writes nothing."""
-    running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
-    return {run_id: why for run_id, run in running.items() if (why := _death(store, run, running))}
-
-
-def _death(store: Store, run: "Run", running: dict[str, "Run"]) -> str:
-    """Return why a run marked as running cannot be running, or "" if it may be, as a run opened by a person."""
-    tags = run.data.tags
-    if PROCESS not in tags:  # a member is written by the process of its fleet
-        parent = running.get(tags.get(PARENT, ""))
-        gone = "its fleet's run has ended" if PARENT in tags else ""
-        return _death(store, parent, running) if parent else gone
-    process = ProcessId.parse(tags[PROCESS])
-    if (is_alive := process.is_alive()) is None and _is_silent(store, run):
-        return f"its process {process.pid} on {process.host} has given no sign of life for {MAX_SILENT_DAYS} days"
-    return f"its process {process.pid} on {process.host} died" if is_alive is False else ""
-
-
-def _is_silent(store: Store, run: "Run") -> bool:
-    """Whether neither a run nor one below it has begun or ended in the last `MAX_SILENT_DAYS`."""
-    signs = [datetime.fromtimestamp((ms or 0) / 1000, UTC) for ms in (run.info.start_time, run.info.end_time)]
-    with suppress(KeyError, ValueError):
-        signs.append(datetime.fromisoformat(run.data.tags[OPENED_AT]))
-    if datetime.now(UTC) - max(signs) < timedelta(days=MAX_SILENT_DAYS):
-        return False
-    return all(_is_silent(store, below) for below in search(store, f"tags.`{PARENT}` = '{run.info.run_id}'"))
 
 
 @cache

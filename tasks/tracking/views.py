@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.identity import SIM
+from tasks.tracking.calls import NEWEST_FIRST, search
+from tasks.tracking.experiment import Store
 from tasks.tracking.metrics import CLASSIFIER_SKILL, SKILL
-from tasks.tracking.runs import search
-from tasks.tracking.store import Store
 from tasks.tracking.tags import (
     COINS,
     FLEET,
@@ -35,7 +35,6 @@ _WORKFLOW = "workflowType=machine_learning"
 _CHART = "compareRunsMode=CHART"
 _FLEETS = f"tags.`{KIND}` = '{FLEET}'"
 _FLOWS = f"tags.`{KIND}` = '{FLOW}' and tags.`{COINS}` IS NOT NULL"
-_NEWEST = ["attributes.start_time DESC"]
 _FLOWS_READ, _FLEETS_READ = 50, 500
 """How many of the newest are looked at: MLflow takes 2 to 4 ms to read a run."""
 
@@ -82,7 +81,7 @@ def _newest_run(store: Store, condition: str) -> "tuple[Run, list[Run]] | None":
     """Return a finished run of a flow with its fleets that have a skill; None if there is none."""
     first = None
     finished = f"{_FLOWS} and attributes.status = 'FINISHED' and {condition}"
-    for flow in islice(search(store, finished, _NEWEST, page_size=_FLOWS_READ), _FLOWS_READ):
+    for flow in islice(search(store, finished, [NEWEST_FIRST], page_size=_FLOWS_READ), _FLOWS_READ):
         below = search(store, f"{_FLEETS} and tags.`{PARENT}` = '{flow.info.run_id}'")
         fleets = [fleet for fleet in below if _skill([fleet])]
         if len({(architecture_of(f), recipe_of_run(f.data.params, f.data.tags)) for f in fleets}) > 1:
@@ -111,5 +110,5 @@ def _alike(store: Store, flow: "Run", fleets: "Sequence[Run]") -> str:
     of_run = set(map(architecture_of, fleets))
     if len(of_run) == 1:
         return f"{same} and tags.architecture = '{of_run.pop()}'"
-    trained = set(map(architecture_of, islice(search(store, same, _NEWEST), _FLEETS_READ)))
+    trained = set(map(architecture_of, islice(search(store, same, [NEWEST_FIRST]), _FLEETS_READ)))
     return " and ".join([same, *(f"tags.architecture != '{name}'" for name in sorted(trained - of_run))])

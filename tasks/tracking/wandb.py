@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError, install_extra
 from tasks.storage.urls import without_credentials
-from tasks.tracking.runs import search
+from tasks.tracking.calls import search
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import PARENT
 

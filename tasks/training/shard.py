@@ -24,7 +24,7 @@ from schemas.handover import ShardJob, ShardResult
 from schemas.identity import APART
 from tasks.storage.files import delete_files, write_bytes
 from tasks.storage.locks import acquire, is_locked, locked, open_lock
-from tasks.storage.model_folder import FILES, trained_file_damage
+from tasks.storage.model_folder import MODEL_FILES, trained_file_damage
 from tasks.storage.records import find_record, read_record, write_record
 from tasks.training.plan import job_key
 
@@ -43,7 +43,7 @@ MAX_UNUSED_DAYS = 90
 _KEY = re.compile(r"[0-9a-f]{16}")
 _CHECKPOINT = re.compile(r"epoch-[0-9]{6}-[0-9a-f]{8}\.safetensors")
 _MEMBER_FILE = re.compile(
-    rf"model/({'|'.join(map(re.escape, FILES))})|(validation|test|score-[0-9a-f]+)\.npz"
+    rf"model/({'|'.join(map(re.escape, MODEL_FILES))})|(validation|test|score-[0-9a-f]+)\.npz"
 )
 
 TRAINED = "trained before by the same command"

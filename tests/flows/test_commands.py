@@ -82,8 +82,8 @@ def test_forecast_takes_the_scope(cpb, monkeypatch):
 
 def test_the_board_takes_markets_coins_and_timeframes(cpb, monkeypatch):
     seen = []
-    module = import_module("tasks.tracking.boards")  # the package has a function of that name
-    monkeypatch.setattr(module, "leaderboard", lambda run, **options: seen.append((run, options)) or [])
+    module = import_module("tasks.tracking.leaderboard")
+    monkeypatch.setattr(module, "read_board", lambda run, **options: seen.append((run, options)) or [])
     cpb("leaderboard")
     cpb("leaderboard", "--run", "r1")
     cpb("leaderboard", "--market", "um", "--coins", "btc,eth", "--timeframes", "1h")

@@ -33,7 +33,7 @@ def run(monkeypatch, capsys, error):
         raise error
 
     # By name: the package has a function of the module's name.
-    monkeypatch.setattr(import_module("tasks.tracking.boards"), "leaderboard", fail)
+    monkeypatch.setattr(import_module("tasks.tracking.leaderboard"), "read_board", fail)
     monkeypatch.setattr(sys, "argv", ["cpb", "leaderboard", "--json"])
     with pytest.raises(SystemExit) as ended:
         flows.cli.main()

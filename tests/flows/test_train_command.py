@@ -259,7 +259,7 @@ def test_of_a_classifier_its_accuracy_is_told_and_no_forecast_is_promised(traine
 def test_a_run_of_classifiers_alone_has_no_board_and_is_no_failure(cpb_here, monkeypatch):
     """The leaderboard ranks by CRPS, which classifiers have not."""
     asked = []
-    monkeypatch.setattr("tasks.tracking.boards.leaderboard", lambda run: asked.append(run) or [])
+    monkeypatch.setattr("tasks.tracking.leaderboard.read_board", lambda run: asked.append(run) or [])
     monkeypatch.setattr("flows.cli.train.print_board", lambda rows: None)
     forecasting, failed = {"fleet": "gru", "seconds": 1.0}, {"fleet": "gru"}
     classifying = {"fleet": "classifier-gru", "seconds": 1.0} | CLASSES

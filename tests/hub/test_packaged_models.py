@@ -11,15 +11,8 @@ from schemas.identity import ModelId, SeriesId
 from tasks.hub.tree import package, registry_differences, serving
 from tasks.storage.packaged import packaged_models
 from tasks.storage.records import file_digest
-from tasks.tracking.registry import (
-    ALIAS,
-    PREVIOUS,
-    aliases_of,
-    champions,
-    register,
-    succeed,
-    training_command,
-)
+from tasks.tracking.champions import champions, succeed, training_command
+from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, register
 from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
 from tasks.tracking.store import open_store, take_store
 from tasks.verify import packaged_behind, packaged_differences, verify_all

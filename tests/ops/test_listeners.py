@@ -94,7 +94,7 @@ def test_the_page_on_security_names_each_listener():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with an empty MLflow store in it."""
-    from tasks.tracking.store import store_at
+    from tasks.tracking.experiment import store_at
 
     folder = tmp_path_factory.mktemp("listeners")
     (folder / "data/mlruns").mkdir(parents=True)

@@ -23,7 +23,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory):
     """A running `cpb ui`: what it printed, its folder, its process, and a private file beside the store."""
-    from tasks.tracking.store import store_at
+    from tasks.tracking.experiment import store_at
 
     folder = tmp_path_factory.mktemp("victim")
     (folder / "data/mlruns").mkdir(parents=True)

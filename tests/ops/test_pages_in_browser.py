@@ -54,7 +54,7 @@ def test_prefects_page(tmp_path):
 
 
 def test_mlflows_page(tmp_path):
-    from tasks.tracking.store import store_at
+    from tasks.tracking.experiment import store_at
 
     (tmp_path / "data/mlruns").mkdir(parents=True)
     store = store_at(f"sqlite:///{tmp_path}/data/mlruns/mlflow.db")

@@ -12,7 +12,7 @@ from tasks.judging import gate
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import submissions, switches
 from tasks.promotion.losses import registered_model
-from tasks.tracking.registry import champions
+from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
 from tasks.training.plan import planned_recipe
 from tests.tools.promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night

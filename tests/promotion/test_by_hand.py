@@ -11,7 +11,9 @@ from tasks.hub.card import model_card
 from tasks.promotion import moves
 from tasks.storage.urls import local_path
 from tasks.storage.wheel import Wheel
-from tasks.tracking.registry import champions, decisions_on, register
+from tasks.tracking.champions import champions
+from tasks.tracking.decisions import decisions_on
+from tasks.tracking.registry import register
 from tasks.tracking.store import open_store
 from tests.tools.promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
 from webapp import last, read, runs

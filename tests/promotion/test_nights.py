@@ -10,7 +10,8 @@ from tasks.promotion.by_backtest import Switch, save, switches
 from tasks.promotion.losses import registered_model
 from tasks.storage.model_folder import read_config
 from tasks.storage.recipes import recipe_of
-from tasks.tracking.registry import champions, decision_in, decisions_on
+from tasks.tracking.champions import champions
+from tasks.tracking.decisions import decision_in, decisions_on
 from tasks.tracking.store import open_store
 from tests.tools.promotion_tools import BTC, EARLIER, ETH, SECOND, aliases, decided, newest, night, widened
 

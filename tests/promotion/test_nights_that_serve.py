@@ -21,8 +21,8 @@ from tasks.judging import gate
 from tasks.promotion.by_backtest import Switch, save
 from tasks.promotion.night import fleets_to_train
 from tasks.steps import opened_engine
-from tasks.tracking.registry import champions, training_command
-from tasks.tracking.runs import search
+from tasks.tracking.calls import search
+from tasks.tracking.champions import champions, training_command
 from tasks.tracking.store import open_store
 from tasks.training.local import KERNELS
 from tasks.training.plan import planned_recipe

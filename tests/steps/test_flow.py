@@ -23,9 +23,9 @@ from tasks.promotion.losses import registered_model
 from tasks.running.progress import reports_to
 from tasks.storage.records import read_npz, write_npz
 from tasks.tracking.archive import archives, restore
-from tasks.tracking.boards import leaderboard
-from tasks.tracking.registry import champions
-from tasks.tracking.runs import search
+from tasks.tracking.calls import search
+from tasks.tracking.champions import champions
+from tasks.tracking.leaderboard import read_board
 from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
 from tasks.training.local import TrainerDied, TrainingTimeout
@@ -394,7 +394,7 @@ def test_a_fleet_that_cannot_be_trained_is_recorded_as_failed_and_leaves_the_oth
     members = [run for run in recorded("member") if run[0] == "linear"]
     assert members == [("linear", "FAILED", None, str(error))] * 2
     assert (summary.exit_code, summary.members, summary.champions) == (3, 2, 2)
-    assert {row["architecture"] for row in leaderboard(market="sim")} == {"robust-har"}
+    assert {row["architecture"] for row in read_board(market="sim")} == {"robust-har"}
 
     trainer.before = lambda job, folder: None  # the cause is gone: the same command makes all of it good
     again, _ = run()

@@ -17,9 +17,11 @@ from schemas.home import home_folder
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.steps import fleets_to_train, plan
-from tasks.tracking.boards import judged_models, leaderboard, newest_flow_runs, read_members
-from tasks.tracking.registry import champions
-from tasks.tracking.runs import search
+from tasks.tracking.calls import search
+from tasks.tracking.champions import champions
+from tasks.tracking.flow_runs import newest_flow_runs
+from tasks.tracking.judged_models import judged_models
+from tasks.tracking.leaderboard import read_board, read_members
 from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
 from tasks.training.shard import read_job, remove_old_shards, shard_folders
@@ -98,7 +100,7 @@ def test_three_changes_of_one_preset_are_three_models_of_a_series(here):
         (f"linear/sim-{coin}USDT/1h", "smoke", label) for coin in ("BTC", "ETH") for label in fleets
     )
     # on boards and pages
-    rows = leaderboard(summary.run_id)
+    rows = read_board(summary.run_id)
     assert {(row["architecture"], row["preset"]) for row in rows} == {("linear", label) for label in fleets}
     assert len({row["crps_ratio"] for row in rows}) == 3
     models = judged_models(open_store(), BTC, read_members(open_store()))
@@ -151,7 +153,7 @@ def test_a_failure_names_the_preset_and_costs_no_other(here, monkeypatch):
     assert {row["preset"] for row in summary.as_json()["failures"]} == {label}
     assert {fleet.data.tags["recipe"]: fleet.info.status for fleet in runs("fleet")}[label] == "FAILED"
     assert (summary.members, summary.exit_code) == (4, 3)
-    assert len(leaderboard(summary.run_id)) == 2
+    assert len(read_board(summary.run_id)) == 2
 
 
 def test_each_fleet_has_a_progress_and_a_task_of_its_own(here, monkeypatch):

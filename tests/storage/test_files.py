@@ -14,7 +14,7 @@ from tasks.storage.files import DRAFT, DiskFull, replacing, write_bytes, write_s
 from tasks.storage.folders import new_folder
 from tasks.storage.records import write_record
 from tasks.storage.source_code import ROOT
-from tasks.tracking.store import make_sqlite
+from tasks.tracking.database import make_sqlite
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):

@@ -14,7 +14,7 @@ from schemas.identity import SeriesId
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.registry import Champion
+from tasks.tracking.champions import Champion
 
 REPO = "alice/cpb-models"
 

@@ -9,7 +9,7 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.tracking.store import make_sqlite
+from tasks.tracking.database import make_sqlite
 from tests.tools.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -34,7 +34,7 @@ def place_artifacts(database, folder):
     """Make the experiment as a person does who gives a bare database a place for artifacts."""
     from mlflow.tracking import MlflowClient
 
-    from tasks.tracking.store import EXPERIMENT
+    from tasks.tracking.experiment import EXPERIMENT
 
     MlflowClient(database).create_experiment(EXPERIMENT, folder.as_uri())
 

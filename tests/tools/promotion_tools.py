@@ -7,7 +7,8 @@ from flows.train_all import run_train_all
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.storage.records import write_npz
-from tasks.tracking.registry import aliases_of, newest_decisions
+from tasks.tracking.decisions import newest_decisions
+from tasks.tracking.registry import aliases_of
 from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
 from tasks.training.shard import read_job

@@ -1,6 +1,7 @@
 """A run made champion without a gate's decision."""
 
-from tasks.tracking.registry import register, succeed
+from tasks.tracking.champions import succeed
+from tasks.tracking.registry import register
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import REASON
 

@@ -8,7 +8,7 @@ from flows.train_all import run_train_all
 from schemas.forecasting import ForecastSpec
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.tracking.registry import champions
+from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
 from tasks.training.shard import read_job
 

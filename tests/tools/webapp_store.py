@@ -11,7 +11,7 @@ from schemas.identity import ModelId, SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.issue import contract_rows
 from tasks.forecasting.record import score_due
-from tasks.tracking.registry import Champion
+from tasks.tracking.champions import Champion
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 from tests.tools.live_record import made_forecasts, write_walk
 from tests.tools.packaged import weights_sha256

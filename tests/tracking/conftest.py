@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tasks.tracking.store import make_sqlite, open_store
+from tasks.tracking.database import make_sqlite
+from tasks.tracking.store import open_store
 
 
 @pytest.fixture(scope="session")

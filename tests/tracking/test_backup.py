@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import CpbError
-from tasks.tracking import store as store_module
-from tasks.tracking.registry import champions
-from tasks.tracking.store import store_at
+from tasks.tracking import experiment
+from tasks.tracking.champions import champions
+from tasks.tracking.experiment import store_at
 from tests.tools.mlflow_engines import close_connections
 from tests.tools.mlflow_nights import rows_of
 from tests.tools.registering import register_champion
@@ -70,7 +70,7 @@ def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_pla
     places = f"OLD='{(old / 'artifacts').as_uri()}' NEW='{(new / 'artifacts').as_uri()}'\n"
     subprocess.run(["bash", "-e", "-c", places + rest], cwd=new.parent, check=True, timeout=60)
 
-    store_module._opened.clear()
+    experiment._opened.clear()
     (champion,) = champions(store_at(uri))
     champion.check()
     assert champion.folder.is_relative_to(new)

@@ -5,9 +5,10 @@ import random
 import pytest
 
 from schemas.errors import CpbError
-from tasks.tracking import boards
-from tasks.tracking.boards import leaderboard
-from tasks.tracking.runs import finish, log_members, search, start_fleet, start_parent
+from tasks.tracking import leaderboard
+from tasks.tracking.calls import search
+from tasks.tracking.leaderboard import read_board
+from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
 from tasks.tracking.tags import BOARD, KEY, KIND, MEMBER, PARENT, PRUNED
 from tests.tools.tracked_members import flow, member
 
@@ -22,8 +23,8 @@ def read(monkeypatch):
             ids.add(run.info.run_id)
             yield run
 
-    monkeypatch.setattr(boards, "search", noted)
-    monkeypatch.setattr(boards, "_FLEETS_READ", 3)
+    monkeypatch.setattr(leaderboard, "search", noted)
+    monkeypatch.setattr(leaderboard, "_FLEETS_READ", 3)
     return ids
 
 
@@ -37,29 +38,29 @@ def test_models_of_earlier_nights_are_not_read(store, read):
     nights = [flow(f"night {i}", {"har": [0.9 + i / 100, 0.9], "gru": [1.0, 1.0]}) for i in range(5)]
     read.clear()
 
-    rows = leaderboard()
+    rows = read_board()
 
     assert {row["flow_run"] for row in rows} == {other, nights[-1]}
     assert members_of(store, other, nights[-1]) <= read
     assert not members_of(store, *nights[:-1]) & read
     read.clear()
-    assert len(leaderboard(nights[1])) == 2
+    assert len(read_board(nights[1])) == 2
     assert not members_of(store, nights[0], *nights[2:]) & read
 
 
 def test_more_boards_than_one_filter_excludes_are_all_shown(store, read, monkeypatch):
-    monkeypatch.setattr(boards, "_MAX_EXCLUDED", 3)
+    monkeypatch.setattr(leaderboard, "_MAX_EXCLUDED", 3)
     for turn in range(2):
         for i in range(7):
             flow(f"{turn} {i}", {f"line-{i}" if i % 2 else f"har-{i}": [0.9 + i / 100]})
-    assert len(leaderboard()) == 7
+    assert len(read_board()) == 7
 
 
 def test_a_deleted_member_does_not_hide_the_whole_fleet_before_it(store, read):
     old, new = flow("old", {"har": [0.9, 0.8]}), flow("new", {"har": [0.7, 0.6]})
     deleted = next(m for m in search(store, f"tags.`{KIND}` = '{MEMBER}'") if m.data.tags[KEY] == "new/har/0")
     store.client.delete_run(deleted.info.run_id)
-    assert {(row["flow_run"], row["coins"]) for row in leaderboard()} == {(old, "C0, C1"), (new, "C1")}
+    assert {(row["flow_run"], row["coins"]) for row in read_board()} == {(old, "C0, C1"), (new, "C1")}
 
 
 def history(store, seed):
@@ -101,7 +102,7 @@ def history(store, seed):
 
 def board(**filters):
     try:
-        return leaderboard(**filters)
+        return read_board(**filters)
     except CpbError as error:
         return error.code
 
@@ -109,8 +110,8 @@ def board(**filters):
 def every_fleet(store):
     """All that a store holds, as the reader of before."""
     flows = {}
-    for run in search(store, boards._FLEETS):
-        if fleet := boards._read_fleet(store, run, flows):
+    for run in search(store, leaderboard._FLEETS):
+        if fleet := leaderboard._read_fleet(store, run, flows):
             yield fleet
 
 
@@ -120,7 +121,7 @@ def test_it_is_the_board_of_all_runs(store, monkeypatch, read, seed):
     filters = [{}, {"symbols": ["BTCUSDT"]}, {"symbols": ["ETHUSDT"], "timeframes": ["1h"]}]
     few = [board(**options) for options in filters]
     assert len(search_members(store) & read) < len(search_members(store))
-    monkeypatch.setattr(boards, "_newest_fleets", every_fleet)
+    monkeypatch.setattr(leaderboard, "_newest_fleets", every_fleet)
     assert few == [board(**options) for options in filters]
 
 

@@ -1,10 +1,11 @@
 """The champions of a whole registry, read in pages, are those that one series after another gives."""
 
 from schemas.identity import SeriesId
+from tasks.tracking.calls import find_run
+from tasks.tracking.champions import champions, registered
 from tasks.tracking.metrics import OF_MEMBERS
-from tasks.tracking.registry import ALIAS, champions, registered
+from tasks.tracking.registry import ALIAS
 from tasks.tracking.runs import log_members
-from tasks.tracking.store import find_run
 from tests.tools.mlflow_nights import model_files
 from tests.tools.registering import register_champion
 from tests.tools.tracked_members import fleet_of, member

@@ -11,8 +11,9 @@ import threading
 import pytest
 
 from schemas.errors import CpbError
-from tasks.tracking import store as store_module
-from tasks.tracking.store import store_at, store_errors
+from tasks.tracking import experiment
+from tasks.tracking.experiment import store_at
+from tasks.tracking.store_errors import store_errors
 from tests.tools.mlflow_engines import close_connections
 from tests.tools.ports import free_port
 from tests.tools.postgres_tools import needs_driver, uri
@@ -21,12 +22,12 @@ from tests.tools.postgres_tools import needs_driver, uri
 @pytest.fixture
 def impatient(monkeypatch):
     """The same with a shorter limit, so that a test need not wait for the real one; libpq knows none below 2 s."""
-    monkeypatch.setattr(store_module, "TIMEOUT_S", 2)
+    monkeypatch.setattr(experiment, "TIMEOUT_S", 2)
 
 
 def refused(store_uri, reason):
     """Open a store that cannot be used; checks the sentence."""
-    store_module._opened.clear()
+    experiment._opened.clear()
     with pytest.raises(CpbError) as caught:
         store_at(store_uri)
     text = str(caught.value)

@@ -10,14 +10,8 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_DOES_NOT_EXIST
 
 from schemas.decision import Decision
 from schemas.identity import SeriesId
-from tasks.tracking.registry import (
-    DECISION,
-    MAX_EARLIER,
-    decisions_on,
-    keep_decision,
-    make_model,
-    newest_decisions,
-)
+from tasks.tracking.decisions import DECISION, MAX_EARLIER, decisions_on, keep_decision, newest_decisions
+from tasks.tracking.registry import make_model
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
 

@@ -12,9 +12,10 @@ import pytest
 
 from schemas.errors import CpbError, DamagedError
 from tasks.tracking import store as store_module
+from tasks.tracking.experiment import STORE_ID, _opened, store_at
 from tasks.tracking.home_store import RECORD, HomeStore, home_store, tracking_uri
 from tasks.tracking.registry import registered_models
-from tasks.tracking.store import STORE_ID, open_store, read_store, store_at, take_store
+from tasks.tracking.store import open_store, read_store, take_store
 from tests.tools.copied_store import record_place
 from tests.tools.mlflow_engines import close_connections, then_leave
 from tests.tools.mlflow_interface import tracking_server
@@ -121,7 +122,7 @@ def test_another_store_at_the_same_address_is_another_store(place, made):
     own = open_store()
     close_connections(own.uri)
     (place / "mlruns").rename(place / "lost")
-    store_module._opened.clear()
+    _opened.clear()
     other = made(place / "mlruns")
     said = refused("other-store")
     assert f"is another one (id {other.id}) than that of the home data (id {own.id})" in said
@@ -172,7 +173,7 @@ def test_home_and_store_are_moved_together(place, monkeypatch, inside):
     refused("moved-store")  # docs/operations.md has the line that records the new place
     database = place / "moved" / ("data/mlruns" if inside else "mlruns") / "mlflow.db"
     record_place(database)
-    store_module._opened.clear()
+    _opened.clear()
     store = open_store()
     assert (store.id, store.uri) == (own.id, f"sqlite:///{database}")
 
@@ -417,7 +418,7 @@ def test_a_served_store_has_the_id_of_its_database_and_keeps_it(place, monkeypat
         assert registered_models(open_store()) == []
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
         own.client.rename_experiment(own.experiment_id, "elsewhere")
-        store_module._opened.clear()
+        _opened.clear()
         assert f"{url} has no experiment cpb" in refused("lost-store")
         store_at(url)  # as another home's command begins one
         refused("other-store")

@@ -1,7 +1,7 @@
 import pytest
 
 from schemas.errors import CpbError
-from tasks.tracking.boards import COLUMNS, leaderboard
+from tasks.tracking.leaderboard import COLUMNS, read_board
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 from tests.tools.tracked_members import flow, member
 
@@ -9,7 +9,7 @@ from tests.tools.tracked_members import flow, member
 def test_best_first_with_each_coin_weighing_the_same(store):
     flow("a", {"gru": [1.02, 1.0], "har": [0.97, 0.99]})
 
-    rows = leaderboard()
+    rows = read_board()
 
     assert [r["architecture"] for r in rows] == ["har", "gru"]
     assert rows[0]["crps_ratio"] == pytest.approx(0.98)
@@ -25,14 +25,14 @@ def test_a_run_of_fewer_coins_is_a_row_of_its_own(store):
     one_coin = flow("one", {"har": [0.6]}, name="train")
     flow("running", {"lstm": [1.0], "gru": [2.0]}, finished=False)
 
-    part, whole, gru = leaderboard()
+    part, whole, gru = read_board()
 
     assert (whole, gru) == (board(old)["har"], board(old)["gru"])
     assert part == board(one_coin)["har"]
     assert [(r["coins"], r["flow_run"]) for r in (whole, part)] == [("C0, C1, C2", old), ("C0", one_coin)]
 
     again = flow("again", {"har": [0.95, 0.95, 0.95]})
-    assert [(r["architecture"], r["coins"], r["flow_run"]) for r in leaderboard()] == [
+    assert [(r["architecture"], r["coins"], r["flow_run"]) for r in read_board()] == [
         ("har", "C0", one_coin),
         ("har", "C0, C1, C2", again),
         ("gru", "C0, C1", old),
@@ -49,13 +49,13 @@ def test_a_run_on_older_candles_does_not_replace_newer_ones(store, asked):
 
     trained("june", "2025-06-06T00:00:00+00:00")
     trained("past", "2024-01-01T00:00:00+00:00")
-    assert [row["as_of"][:4] for row in leaderboard()] == ["2025"]
+    assert [row["as_of"][:4] for row in read_board()] == ["2025"]
     trained("newest", "newest")
-    assert [row["as_of"] > "2025-06-07" for row in leaderboard()] == [True]
+    assert [row["as_of"] > "2025-06-07" for row in read_board()] == [True]
 
 
 def board(run):
-    return {row["architecture"]: row for row in leaderboard(run)}
+    return {row["architecture"]: row for row in read_board(run)}
 
 
 def test_an_interval_is_shown_only_where_its_fleet_is_whole(store):
@@ -71,15 +71,15 @@ def test_an_interval_is_shown_only_where_its_fleet_is_whole(store):
         finish(parent.run_id)
 
     pooled("old", ["BTCUSDT", "ETHUSDT"])
-    assert leaderboard(symbols=["BTCUSDT", "ETHUSDT"])[0]["crps_ratio_low"] == 0.8
-    (part,) = leaderboard(symbols=["ETHUSDT"])
+    assert read_board(symbols=["BTCUSDT", "ETHUSDT"])[0]["crps_ratio_low"] == 0.8
+    (part,) = read_board(symbols=["ETHUSDT"])
     assert (part["members"], part["crps_ratio_low"], part["verdict"]) == (1, None, None)
     pooled("new", ["BTCUSDT"])
-    assert [(r["coins"], r["crps_ratio_low"], r["verdict"]) for r in leaderboard()] == [
+    assert [(r["coins"], r["crps_ratio_low"], r["verdict"]) for r in read_board()] == [
         ("BTC, ETH", 0.8, "better"),
         ("BTC", 0.8, "better"),
     ]
-    (part,) = leaderboard(symbols=["BTCUSDT"])
+    (part,) = read_board(symbols=["BTCUSDT"])
     assert (part["coins"], part["crps_ratio_low"]) == ("BTC", 0.8)
 
 
@@ -106,29 +106,29 @@ def test_models_that_failed_replace_no_row_of_models_with_a_score(store):
     old = flow("old", {"har": [0.9, 0.9, 0.9]})
     new = mostly_failed("new", [1.3, None, None])
     mostly_failed("again", [None, None, None])
-    rows = [(r["flow_run"], r["coins"], r["members"], r["failed"]) for r in leaderboard()]
+    rows = [(r["flow_run"], r["coins"], r["members"], r["failed"]) for r in read_board()]
     assert rows == [(old, "C0, C1, C2", 3, 0), (new, "C0", 1, 2)]
 
     whole = flow("whole", {"har": [1.0, 1.0, 1.0]})
-    assert [r["flow_run"] for r in leaderboard()] == [whole, new]
+    assert [r["flow_run"] for r in read_board()] == [whole, new]
 
 
 def test_a_run_without_a_score_has_no_board(store):
     failed = mostly_failed("new", [None, None])
     for run in (failed, None, "nosuch", "x' or 1=1"):
         with pytest.raises(CpbError) as caught:
-            leaderboard(run)
+            read_board(run)
         assert caught.value.code == "no-run"
 
 
 def test_coins_and_timeframes_filter(store):
     flow("a", {"har": [0.9, 0.7]})
 
-    (row,) = leaderboard(symbols=["C1USDT"], timeframes=["1h"])
+    (row,) = read_board(symbols=["C1USDT"], timeframes=["1h"])
     assert (row["members"], row["crps_ratio"]) == (1, 0.7)
     for nothing in ({"symbols": ["XRPUSDT"]}, {"timeframes": ["15m"]}):
         with pytest.raises(CpbError) as caught:
-            leaderboard(**nothing)
+            read_board(**nothing)
         assert caught.value.code == "no-run"
 
 
@@ -145,7 +145,7 @@ def test_real_and_simulated_are_never_on_one_board(store, runs, shown):
     for number, (market, name) in enumerate(runs):
         flow(f"{number}", {"har": [0.9]}, market=market, name=name)
 
-    rows = leaderboard()
+    rows = read_board()
     assert {r["market"] for r in rows} == shown
     assert len(rows) == len(shown)
 
@@ -158,7 +158,7 @@ def test_of_two_fleets_of_an_architecture_in_a_run_the_newer_counts(store):
         log_members(fleet.run_id, [member(key=key, metrics={"test_crps_ratio": ratio})])
     finish(parent.run_id)
 
-    (row,) = leaderboard()
+    (row,) = read_board()
 
     assert (row["members"], row["crps_ratio"], row["run_id"]) == (1, 0.8, fleet.run_id)
 
@@ -173,7 +173,7 @@ def test_two_presets_of_an_architecture_in_a_run_are_two_rows(store):
         finish(fleet.run_id)
     finish(parent.run_id)
 
-    for rows in (leaderboard(), leaderboard(parent.run_id)):
+    for rows in (read_board(), read_board(parent.run_id)):
         assert [(row["preset"], row["crps_ratio"]) for row in rows] == [
             ("seed-gru+0123abcd", 0.7),
             ("seed-gru", 0.8),
@@ -185,9 +185,9 @@ def test_a_run_is_named_by_the_start_of_its_id(store):
     first, second = flow("a", {"har": [0.97]}), flow("b", {"har": [0.9], "gru": [1.0]})
     start = next(n for n in range(1, 33) if first[:n] != second[:n])
 
-    assert leaderboard(second[: max(start, 4)]) == leaderboard(second)
-    fleet = leaderboard(first)[0]["run_id"]
-    assert leaderboard(fleet) == leaderboard(first)  # a fleet's id, as the table has it, means its flow
+    assert read_board(second[: max(start, 4)]) == read_board(second)
+    fleet = read_board(first)[0]["run_id"]
+    assert read_board(fleet) == read_board(first)  # a fleet's id, as the table has it, means its flow
 
 
 def test_a_prefix_of_several_runs_names_them(store):
@@ -197,6 +197,6 @@ def test_a_prefix_of_several_runs_names_them(store):
         (d, same) for d in "0123456789abcdef" if len(same := sorted(r for r in runs if r[0] == d)) > 1
     )
     with pytest.raises(CpbError) as caught:
-        leaderboard(start)
+        read_board(start)
     assert caught.value.code == "ambiguous-run"
     assert ", ".join(several) in str(caught.value)

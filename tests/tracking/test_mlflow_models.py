@@ -21,8 +21,8 @@ from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.storage.model_folder import damaged
 from tasks.storage.wheel import light_wheel
+from tasks.tracking.champions import champions
 from tasks.tracking.prune import LOADED, logged_names, unlogged_file
-from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import MLFLOW_FILES
 from tests.tools.known_markets import busy_hours

@@ -3,13 +3,13 @@
 import sqlite3
 from importlib.metadata import version
 
-from tasks.tracking import store as store_module
+from tasks.tracking.database import CHECKED_MLFLOW, write_schema
 from tasks.tracking.home_store import sqlite_path
 from tasks.tracking.prune import delete_runs_for_good
 
 
 def test_the_checked_version_is_the_installed_one():
-    assert version("mlflow").rpartition(".")[0] == store_module.CHECKED_MLFLOW.rpartition(".")[0]
+    assert version("mlflow").rpartition(".")[0] == CHECKED_MLFLOW.rpartition(".")[0]
 
 
 def test_the_schema_is_one_that_mlflow_accepts(tmp_path):
@@ -17,7 +17,7 @@ def test_the_schema_is_one_that_mlflow_accepts(tmp_path):
 
     path = tmp_path / "mlflow.db"
     path.touch()
-    store_module.write_schema(path)
+    write_schema(path)
 
     engine = utils.create_sqlalchemy_engine(f"sqlite:///{path}")
     utils._verify_schema(engine)

@@ -18,13 +18,14 @@ from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
 from tasks.storage.process_ids import ProcessId
 from tasks.storage.urls import local_path
-from tasks.tracking import store as store_module
-from tasks.tracking.boards import leaderboard, read_members
+from tasks.tracking import experiment
+from tasks.tracking.calls import find_run, search
+from tasks.tracking.champions import champions
 from tasks.tracking.home_store import sqlite_path
+from tasks.tracking.leaderboard import read_board, read_members
 from tasks.tracking.prune import prune
-from tasks.tracking.registry import champions
-from tasks.tracking.runs import search, start_parent
-from tasks.tracking.store import find_run, open_store, take_store
+from tasks.tracking.runs import start_parent
+from tasks.tracking.store import open_store, take_store
 from tasks.tracking.tags import KEEP, OPENED_AT, PROCESS, PRUNED
 from tests.tools import fork_server
 from tests.tools.copied_store import record_place
@@ -130,30 +131,28 @@ def test_a_dry_run_changes_nothing_and_tells_what_the_pruning_does(nights):
 
 
 def test_the_boards_of_the_last_nights_stay_and_those_of_pruned_nights_go(nights):
-    before = {night: leaderboard(nights.flow(night)) for night in (5, 7)}
+    before = {night: read_board(nights.flow(night)) for night in (5, 7)}
     nights.prune()
-    assert leaderboard(nights.flow(5)) == before[5]
-    assert leaderboard() == before[7]
+    assert read_board(nights.flow(5)) == before[5]
+    assert read_board() == before[7]
     shown = runs.leaderboard("spot")  # the page
     assert (shown.rows, shown.note, len(shown.champions)) == (before[7], None, 2)
     with pytest.raises(CpbError) as error:
-        leaderboard(nights.flow(1))
+        read_board(nights.flow(1))
     assert error.value.code == "no-run"
     assert "pruned" in str(error.value)
 
 
 def test_a_pruned_run_that_is_repeated_is_whole_again_and_then_pruned_again(nights):
     nights.store.client.set_registered_model_alias(BTC.registered, "champion", "4")
-    board = leaderboard(nights.flow(4))
+    board = read_board(nights.flow(4))
     nights.prune()
     with pytest.raises(CpbError, match="were pruned"):  # of its gru fleet, one member of two is left
-        leaderboard(nights.flow(4))
+        read_board(nights.flow(4))
     flow, fleets, members = add_night(nights.store, nights.home, 4, promote=False)
     assert (flow, fleets[0], members[0]) == (nights.flow(4), nights.fleets(4)[0], nights.members(4)[0])
     names = ("architecture", "crps_ratio", "members")
-    assert [[row[n] for n in names] for row in leaderboard(flow)] == [
-        [row[n] for n in names] for row in board
-    ]
+    assert [[row[n] for n in names] for row in read_board(flow)] == [[row[n] for n in names] for row in board]
     nights.prune()
     assert nights.there(*fleets, *members, flow) == {flow, fleets[0], members[0]}
 
@@ -176,8 +175,8 @@ def test_champions_and_their_predecessors_stay_and_can_be_loaded(nights):
     # What is above it stays, but one member of four is no leaderboard of the run.
     assert nights.there(nights.flow(3), nights.fleets(3)[0]) == {nights.flow(3), nights.fleets(3)[0]}
     with pytest.raises(CpbError, match="were pruned"):
-        leaderboard(nights.flow(3))
-    assert leaderboard() == leaderboard(nights.flow(7))
+        read_board(nights.flow(3))
+    assert read_board() == read_board(nights.flow(7))
 
 
 def test_runs_and_versions_that_are_tagged_keep_stay(nights):
@@ -291,7 +290,7 @@ def delete_experiment(nights):
 )
 def test_what_a_person_deleted_or_renamed_does_not_prevent_it(nights, change, runs, versions):
     change(nights)
-    store_module._opened.clear()
+    experiment._opened.clear()
     nights.prune()
     assert (rows_by_table(nights.store.uri)["runs"], nights.versions()) == (runs, versions)
     assert str(nights.prune()) == "nothing to prune"
@@ -299,7 +298,7 @@ def test_what_a_person_deleted_or_renamed_does_not_prevent_it(nights, change, ru
 
 def test_an_experiment_that_a_person_renamed_is_no_longer_that_of_the_home(nights):
     nights.store.client.rename_experiment(nights.store.experiment_id, "mine")
-    store_module._opened.clear()
+    experiment._opened.clear()
     with pytest.raises(CpbError, match="has no experiment cpb") as caught:
         nights.prune()
     assert caught.value.code == "lost-store"
@@ -418,18 +417,18 @@ def ended_like(nights):
 @pytest.mark.parametrize("moment", [0, 1, 9, 79, 80, 95, 107, 108, 109, 200, 300, 310])
 def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, moment):
     """Moments, in this order: versions and their tags, marks of runs, files, rows."""
-    board = leaderboard(nights.flow(7))
+    board = read_board(nights.flow(7))
     killed = child(nights, CHILD, moment, program=(forking / fork_server.CODE,))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     for champion in champions(nights.store):
         champion.check()
-    assert leaderboard(nights.flow(7)) == board
+    assert read_board(nights.flow(7)) == board
     nights.prune()
     rows, files, btc, eth = ended_like(nights)
     assert (rows["runs"], rows["model_version_tags"]) == (21, 6 * 10)
     kept = {run for n in (5, 6, 7) for run in nights.members(n)}
     assert {f.parts[2] for f in files} == kept
-    assert (btc, eth, leaderboard(nights.flow(7))) == ([5, 6, 7], [5, 6, 7], board)
+    assert (btc, eth, read_board(nights.flow(7))) == ([5, 6, 7], [5, 6, 7], board)
 
 
 @pytest.fixture
@@ -446,7 +445,7 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     store, database = server
     made = {n: add_night(store, nights.home, n, "um", ("BTCUSDT",), database=database) for n in range(1, 5)}
     flows = {n: night[0] for n, night in made.items()}
-    board = leaderboard(flows[4], read_members(store, flows[4]))
+    board = read_board(flows[4], read_members(store, flows[4]))
     before = rows_by_table(f"sqlite:///{database}")["runs"]
 
     report = prune(nights.home, dry_run=False, nights=1)
@@ -455,11 +454,11 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     assert (report.runs, len(report.versions), report.kept) == (12, 2, [])
     assert rows_by_table(f"sqlite:///{database}")["runs"] == before
     assert {find_run(store, run).info.lifecycle_stage for run in made[1][2]} == {"deleted"}
-    (row,) = leaderboard(
+    (row,) = read_board(
         flows[3], read_members(store, flows[3])
     )  # a fleet of one member, which stays, is whole
     assert (row["architecture"], row["members"]) == ("gru", 1)
-    assert leaderboard(flows[4], read_members(store, flows[4])) == board
+    assert read_board(flows[4], read_members(store, flows[4])) == board
     add_night(store, nights.home, 5, "um", ("BTCUSDT",), database=database)
     report = prune(nights.home, dry_run=False, nights=1)
     assert report.runs == 5

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tasks.storage.process_ids import ProcessId
-from tasks.tracking.runs import MAX_SILENT_DAYS, finish, reconcile, start_fleet, start_parent
+from tasks.tracking.dead_runs import MAX_SILENT_DAYS, reconcile
+from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.store import sqlite_path
 from tasks.tracking.tags import OPENED_AT, PARENT, PROCESS, REASON
 from tests.tools import fork_server

@@ -5,7 +5,7 @@ import pytest
 
 from schemas.errors import DamagedError
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.registry import champions, model_folder
+from tasks.tracking.champions import champions, model_folder
 from tests.tools.registering import register_champion
 from tests.tools.tracked_members import fleet_of, log_member, member, series
 

@@ -9,7 +9,7 @@ from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.storage.process_ids import ProcessId
-from tasks.tracking.boards import newest_flow_runs
+from tasks.tracking.flow_runs import newest_flow_runs
 from tasks.tracking.runs import finish, start_parent
 from tasks.tracking.tags import PROCESS
 

@@ -6,7 +6,8 @@ import pytest
 
 from schemas.errors import CpbError, DamagedError
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.runs import finish, log_members, search, start_fleet, start_parent
+from tasks.tracking.calls import search
+from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
 from tasks.tracking.tags import PARTIAL
 from tests.tools.tracked_members import fleet_of, log_member, member
 

@@ -3,7 +3,8 @@ import signal
 from collections import Counter
 from multiprocessing import get_context
 
-from tasks.tracking.runs import finish, log_members, search, start_fleet, start_parent
+from tasks.tracking.calls import search
+from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
 from tasks.tracking.tags import KEY
 from tests.tools.mlflow_engines import close_connections, then_leave
 from tests.tools.tracked_members import fleet_of, member

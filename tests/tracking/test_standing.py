@@ -2,7 +2,8 @@
 
 import pytest
 
-from tasks.tracking.boards import coin_ratios, judged_models, leaderboard, read_members
+from tasks.tracking.judged_models import judged_models
+from tasks.tracking.leaderboard import coin_ratios, read_board, read_members
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 from tests.tools.tracked_members import member
 
@@ -43,7 +44,7 @@ def several(store):
 
 def test_figures_and_the_list_of_a_series_have_the_same_models(several):
     store, series = several
-    rows = coin_ratios(read_members(store), leaderboard())
+    rows = coin_ratios(read_members(store), read_board())
     for listed_series in series:
         listed = {
             (m.preset, m.metrics["test_crps_ratio"], m.test_span)

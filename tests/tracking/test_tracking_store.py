@@ -7,10 +7,12 @@ from multiprocessing import get_context
 import pytest
 
 from schemas.errors import CpbError
-from tasks.tracking import store as store_module
+from tasks.tracking import experiment
+from tasks.tracking.experiment import EXPERIMENT, store_at
 from tasks.tracking.home_store import tracking_uri
 from tasks.tracking.runs import check_place
-from tasks.tracking.store import EXPERIMENT, open_store, store_at
+from tasks.tracking.store import open_store
+from tasks.tracking.store_errors import UNUSABLE
 from tests.tools.mlflow_engines import then_leave
 from tests.tools.postgres_tools import place_artifacts
 
@@ -53,7 +55,7 @@ def test_a_kill_before_the_store_is_whole_leaves_none(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("tasks.tracking.store.write_schema", killed)
+    monkeypatch.setattr("tasks.tracking.database.write_schema", killed)
     with pytest.raises(KeyboardInterrupt):
         open_store()
 
@@ -62,7 +64,7 @@ def test_a_kill_before_the_store_is_whole_leaves_none(tmp_path, monkeypatch):
 
 def test_an_experiment_of_another_version_is_refused(store):
     store.client.set_experiment_tag(store.experiment_id, "cpb.layout", "2")
-    store_module._opened.clear()
+    experiment._opened.clear()
 
     with pytest.raises(CpbError, match="another version of cpb") as caught:
         open_store(create=False)
@@ -119,7 +121,7 @@ def test_a_database_that_cannot_be_read_is_refused_with_what_to_do(schema, tmp_p
     with pytest.raises(CpbError, match=remedy) as caught:
         store_at(f"sqlite:///{database}", create=False)
 
-    assert caught.value.code == store_module.UNUSABLE
+    assert caught.value.code == UNUSABLE
 
 
 def test_an_empty_database_is_refused_and_stays_empty(tmp_path):

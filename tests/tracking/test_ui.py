@@ -10,7 +10,8 @@ import pytest
 
 from flows.ops.mlflow_ui import serve_ui
 from schemas.errors import CpbError
-from tasks.tracking.runs import finish, log_metrics, search, start_fleet, start_parent
+from tasks.tracking.calls import search
+from tasks.tracking.runs import finish, log_metrics, start_fleet, start_parent
 from tasks.tracking.views import runs_page, views
 from tests.tools.mlflow_interface import interface
 from tests.tools.ports import free_port

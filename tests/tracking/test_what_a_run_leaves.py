@@ -9,7 +9,7 @@ from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.run import RunSpec
 from tasks.tracking import metrics
-from tasks.tracking.runs import search
+from tasks.tracking.calls import search
 from tasks.tracking.store import open_store
 from tasks.tracking.views import views
 from tasks.training import trainer

@@ -17,9 +17,9 @@ from flows.tune import run_tune  # noqa: E402
 from schemas.errors import CpbError  # noqa: E402
 from schemas.run import RunSpec  # noqa: E402
 from schemas.tuning import TuneSpec  # noqa: E402
-from tasks.tracking.boards import leaderboard  # noqa: E402
+from tasks.tracking.calls import search  # noqa: E402
+from tasks.tracking.leaderboard import read_board  # noqa: E402
 from tasks.tracking.metrics import OF_TRIALS  # noqa: E402
-from tasks.tracking.runs import search  # noqa: E402
 from tasks.tracking.store import open_store  # noqa: E402
 from tasks.tuning import search as loop  # noqa: E402
 from tasks.tuning import trials as batches  # noqa: E402
@@ -93,7 +93,7 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place):
     assert {run.data.tags["cpb.kind"] for run in below} == {"trial"}
     assert set().union(*(run.data.metrics for run in below)) == set(OF_TRIALS)
     with pytest.raises(CpbError) as error:  # trials are no models
-        leaderboard()
+        read_board()
     assert error.value.code == "no-run"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from flows.runner import Runner
 from flows.train_all import run_train_all
-from tasks.tracking.registry import champions
+from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
 from tests.tools.stored_home import DAMAGE, MARKET, only, spec
 from tests.tools.verifying import of_kind

@@ -10,7 +10,7 @@ from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.errors import BusyError, CpbError
 from tasks.storage.packaged import packaged_models
-from tasks.tracking.registry import champions
+from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
 from tasks.verify import KINDS, verify_all
 from tests.tools.stored_home import MARKET, SERIES, champion, cut, flip, hour, member_of, train_again

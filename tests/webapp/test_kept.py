@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from schemas.errors import CpbError, MemberError
-from tasks.tracking import boards
-from tasks.tracking.registry import keep_decision
-from tasks.tracking.store import UNUSABLE, open_store, read_store
+from tasks.tracking import leaderboard
+from tasks.tracking.decisions import keep_decision
+from tasks.tracking.store import open_store, read_store
+from tasks.tracking.store_errors import UNUSABLE
 from tests.tools.page_service import client_of
 from tests.tools.webapp_store import BTC, decision, fill, small_home
 from webapp import figures, kept, last, read
@@ -114,7 +115,7 @@ def test_an_answer_does_not_wait_while_the_store_is_read_anew(own_folder, monkey
 
         assert newest() == "kept"
         assert client.get("/api/leaderboard").json()["rows"]
-        original = boards.read_members
+        original = leaderboard.read_members
 
         def slow(*arguments):
             begun.set()
@@ -169,7 +170,7 @@ def test_a_store_that_cannot_be_read_at_first_is_not_asked_by_every_request(own_
     monkeypatch.setattr(last, "read_store", broken)
     for _ in range(5):
         with pytest.raises(CpbError, match="it is gone"):
-            last.last("members", boards.read_members)
+            last.last("members", leaderboard.read_members)
     assert len(asked) == 1
 
 

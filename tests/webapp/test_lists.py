@@ -11,7 +11,7 @@ import pytest
 from schemas.handover import JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
-from tasks.tracking.registry import keep_decision
+from tasks.tracking.decisions import keep_decision
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import KIND, STUDY

@@ -1,55 +1,47 @@
-"""What MLflow knows about trained models: the leaderboard, a series' models, their losses, and the newest runs.
+"""The leaderboard: architectures against the random walk, from the runs of judged fleets.
 
 A row of the leaderboard is the newest run of a recipe that has scores on the same coins. MLflow takes 2 to 4 ms to read
 a run, so the runs of these rows are read alone: the tag `BOARD` of a fleet's run says which fleets are of one row.
+`read_members` reads them, `read_board` makes the rows.
 """
 
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.coins import coins_label
-from schemas.errors import CpbError, MemberError
-from schemas.identity import MARKETS, SIM, SPOT, Market, SeriesId, market_option
+from schemas.errors import CpbError
+from schemas.identity import MARKETS, SIM, SPOT, market_option
 from tasks.judging.verdicts import relation
+from tasks.tracking.calls import NEWEST_FIRST, find_run, search
+from tasks.tracking.experiment import Store
 from tasks.tracking.metrics import RATIO
-from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
-from tasks.tracking.runs import dead_runs, search
-from tasks.tracking.store import Store, find_run, find_runs, read_store
+from tasks.tracking.store import read_store
 from tasks.tracking.tags import (
     AS_OF,
     BOARD,
     FLEET,
     FLOW,
-    KEEP,
     KEY,
     KIND,
     MEMBER,
     NEWEST,
     NO_SCORE,
-    OUTCOME,
     PARENT,
     PRUNED,
-    REASON,
-    STUDY,
     SYMBOL,
     TIMEFRAME,
     age_of,
     architecture_of,
-    as_of,
     board_of,
     is_judged,
     market_of,
     recipe_of_run,
-    series_tags,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +92,7 @@ _POOLED = {
 }
 """Metrics of a fleet's run over all its coins, by timeframe."""
 _RUN = ("market", "timeframe", "architecture", "preset", "as_of", "started_at", "flow_run", "run_id")
-_AGE = ("as_of", "started_at", "fleet_started")
+AGE = ("as_of", "started_at", "fleet_started")
 _SCHEMA = {
     **dict.fromkeys((*_RUN, "symbol", "member_run", "key", "test_span"), pl.String),
     **dict.fromkeys((*_MEANS.values(), *_PEAKS, *_POOLED), pl.Float64),
@@ -109,14 +101,12 @@ _SCHEMA = {
 }
 """Columns of `read_members`."""
 
-MAX_HISTORIES = 7  # models of a fleet whose losses are shown: the number of colours in a figure
-_NEWEST = "attributes.start_time DESC"
 _FLEETS = f"tags.`{KIND}` = '{FLEET}' and tags.`{PRUNED}` IS NULL"
 _MAX_EXCLUDED = 20  # values in one filter, each a join: SQLite joins at most 64 tables
 _FLEETS_READ = 20  # at a time, of which most are usually of values that are known after the first
 
 
-def leaderboard(
+def read_board(
     parent: str | None = None,
     members: pl.DataFrame | None = None,
     *,
@@ -209,7 +199,7 @@ def _newest_fleets(store: Store) -> Iterator[_Fleet]:
         board = first.data.tags[BOARD]
         # the newest began last, unless the ends of their candles were requested
         requested = first.data.tags.get(AS_OF, NEWEST) != NEWEST
-        order = [f"tags.`{AS_OF}` DESC", _NEWEST] if requested else [_NEWEST]
+        order = [f"tags.`{AS_OF}` DESC", NEWEST_FIRST] if requested else [NEWEST_FIRST]
         for fleet in unread(search(store, f"{_FLEETS} and tags.`{BOARD}` = '{board}'", order, page_size=1)):
             yield fleet
             # members may have been deleted since the tag was written
@@ -277,7 +267,7 @@ def _rows_of(fleet: _Fleet) -> Iterator[dict[str, Any]]:
                 "symbol": member.data.tags.get(SYMBOL, ""),
                 "timeframe": timeframe,
                 "key": member.data.tags.get(KEY, ""),
-                "test_span": _span(run.data.params | member.data.params),
+                "test_span": span_tested(run.data.params | member.data.params),
             }
         )
 
@@ -328,7 +318,7 @@ def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[
         )
         .filter(pl.col("members") > 0)
         .with_columns(crps_ratio=pl.coalesce("pooled_ratio", "crps_ratio"))
-        .sort(_AGE)
+        .sort(AGE)
         .unique(["market", "timeframe", "architecture", "preset", "coins"], keep="last", maintain_order=True)
     )
     table = []
@@ -355,162 +345,12 @@ def coin_ratios(members: pl.DataFrame, rows: Iterable[Mapping[str, Any]]) -> lis
     newest = (
         members.filter(pl.concat_str("run_id", pl.lit("/"), "timeframe").is_in(shown))
         .drop_nulls(RATIO)
-        .sort(_AGE)
+        .sort(AGE)
         .unique(model, keep="last", maintain_order=True)
     )
     return newest.select(*model, pl.col(RATIO).alias("crps_ratio"), "test_span", "key").to_dicts()
 
 
-class JudgedModel(BaseModel):
-    """The newest judged model of one architecture and preset, with its figures on the test span.
-
-    `preset`: with a digest of its changed options. `data`: digest of its candles. `test_span`: `from/to`, null if not
-    recorded; figures of different spans must not be compared.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    architecture: str
-    preset: str | None
-    run_id: str
-    trained_at: datetime
-    as_of: str | None
-    data: str | None
-    test_span: str | None
-    serves: Literal["champion", "previous"] | None = Field(
-        None, description="its current alias in the registry"
-    )
-    model_version: str | None
-    metrics: dict[str, float]
-
-
-def judged_models(store: Store, series: SeriesId, members: pl.DataFrame) -> list[JudgedModel]:
-    """Return the newest judged model of each architecture and recipe on a series, best CRPS ratio first.
-
-    Args:
-        members: of `read_members`. The models that serve, and those that people keep, are added.
-    """
-    aliases = aliases_of(store, series) or {}
-    versions = {str(version.run_id): version for version in versions_of(store, series)}
-    of_series = {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
-    newest_runs = (
-        members.filter(pl.all_horizontal(pl.col(name) == value for name, value in of_series.items()))
-        .drop_nulls(RATIO)
-        .sort(_AGE)
-        .unique(["architecture", "preset"], keep="last", maintain_order=True)
-    )
-    tags = {KIND: MEMBER, **series_tags(series)}
-    condition = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-    serving = [run_id for run_id, version in versions.items() if str(version.version) in aliases.values()]
-    runs = [*find_runs(store, {*newest_runs["member_run"], *serving}).values()]
-    runs += search(store, f"{condition} and tags.`{KEEP}` IS NOT NULL")
-    judged = [
-        run
-        for run in runs
-        if is_judged(run)
-        and run.info.lifecycle_stage != "deleted"
-        and all(run.data.tags.get(name) == value for name, value in tags.items())
-    ]
-    # Params common to all members are stored on their fleet's run.
-    fleets = find_runs(store, {run.data.tags[PARENT] for run in judged if PARENT in run.data.tags})
-    alias_of = {aliases[name]: name for name in (PREVIOUS, ALIAS) if name in aliases}
-    newest, shown = {}, ("test_", "epochs_run", "windows_per_s", "train_seconds")
-    for run in sorted(judged, key=age_of):
-        tags, version = run.data.tags, versions.get(run.info.run_id)
-        fleet = fleets.get(tags.get(PARENT, ""))
-        params = {**(fleet.data.params if fleet else {}), **run.data.params}
-        architecture, recipe = tags.get("architecture", ""), recipe_of_run(params, tags)
-        newest[architecture, recipe] = JudgedModel(
-            architecture=architecture,
-            preset=recipe or None,
-            run_id=run.info.run_id,
-            trained_at=datetime.fromtimestamp(run.info.start_time / 1000, UTC),
-            as_of=tags.get("as_of"),
-            data=tags.get("data_digest"),
-            test_span=_span(params),
-            serves=alias_of.get(str(version.version)) if version else None,
-            model_version=full_name(version) if version else None,
-            metrics={name: value for name, value in run.data.metrics.items() if name.startswith(shown)},
-        )
-    return sorted(newest.values(), key=lambda model: model.metrics[RATIO])
-
-
-def _span(params: Mapping[str, str]) -> str | None:
+def span_tested(params: Mapping[str, str]) -> str | None:
     """Return the test span `from/to` in a model's params; None if not recorded."""
     return "/".join(json.loads(params["bounds.test"])) if "bounds.test" in params else None
-
-
-def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]]]:
-    """Return the losses per epoch of a member's run, or of the first members of a fleet's run, by run name.
-
-    Raises:
-        MemberError: there is no such run, or it is a flow's.
-    """
-    run = find_run(store, run_id)
-    kind = run.data.tags.get(KIND) if run else None
-    if run is None or kind not in (MEMBER, FLEET):
-        raise MemberError(
-            f"run {run_id} is neither a model's nor a fleet's; /api/models/SYMBOL/TIMEFRAME lists the models' runs",
-            code="no-run",
-        )
-    runs = [run] if kind == MEMBER else [*search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])]
-    histories = {}
-    for member in runs[:MAX_HISTORIES]:
-        epochs: dict[int, dict[str, float]] = {}
-        for name in ("train_loss", "val_loss"):
-            for point in store.client.get_metric_history(member.info.run_id, name):
-                epochs.setdefault(point.step, {"epoch": point.step})[name] = point.value
-        histories[member.info.run_name or member.info.run_id] = [epochs[step] for step in sorted(epochs)]
-    return histories
-
-
-class FlowRunInfo(BaseModel):
-    """A run of the flow, or a search of `cpb tune`; the page's `FlowRun` documents the fields."""
-
-    market: Market
-    run_id: str
-    kind: Literal["flow", "study"]
-    name: str
-    status: str
-    outcome: str | None
-    started_at: datetime
-    ended_at: datetime | None
-    preset: str | None
-    coins: list[str]
-    timeframes: list[str]
-    architectures: list[str]
-    as_of: str | None
-    reason: str | None
-
-
-def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
-    """Return the newest flow runs and `cpb tune` searches, newest first; a run whose process is dead is killed."""
-    top = search(store, f"tags.`{PARENT}` IS NULL", [_NEWEST], page_size=limit)
-    runs = list(islice((run for run in top if run.data.tags.get(KIND) in (FLOW, STUDY)), limit))
-    dead = dead_runs(store) if any(run.info.status == "RUNNING" for run in runs) else {}
-    return [
-        FlowRunInfo(
-            market=market_of(run),
-            run_id=run.info.run_id,
-            kind=run.data.tags[KIND],
-            name=run.info.run_name or "",
-            status="KILLED" if run.info.run_id in dead else run.info.status,
-            outcome=run.data.tags.get(OUTCOME),
-            started_at=datetime.fromtimestamp(run.info.start_time / 1000, UTC),
-            ended_at=datetime.fromtimestamp(run.info.end_time / 1000, UTC) if run.info.end_time else None,
-            preset=run.data.params.get("preset"),
-            coins=_names(run.data.params.get("coins")),
-            timeframes=_names(run.data.params.get("timeframes")),
-            architectures=_names(run.data.params.get("architectures")),
-            as_of=as_of(run.data.tags),
-            reason=dead.get(run.info.run_id) or run.data.tags.get(REASON),
-        )
-        for run in runs
-    ]
-
-
-def _names(text: str | None) -> list[str]:
-    """Return the names in a param: MLflow stores text, a list as JSON."""
-    if not text:
-        return []
-    return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]

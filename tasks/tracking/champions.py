@@ -1,0 +1,289 @@
+"""Champions: the versions with an alias, with their files on this machine, their scores, and what is wrong with them.
+
+A champion whose files are not those registered with it is damaged: it is never used, until it is trained again.
+"""
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from schemas.errors import CpbError, DamagedError
+from schemas.fleets import FleetSpec
+from schemas.home import home_folder
+from schemas.identity import SeriesId
+from tasks.storage.folders import new_folder
+from tasks.storage.model_folder import MODEL_FILES, damage_of, damaged
+from tasks.storage.urls import local_path, public_url
+from tasks.tracking.calls import find_run, find_runs, upsert
+from tasks.tracking.experiment import Store
+from tasks.tracking.registry import (
+    ALIAS,
+    METRICS_TAG,
+    PREVIOUS,
+    find_version,
+    full_name,
+    series_of,
+    versions_with_alias,
+)
+from tasks.tracking.store_errors import store_errors
+from tasks.tracking.tags import (
+    FLEET_SPEC,
+    MLFLOW_FILES,
+    SELECTED,
+    digests_of,
+)
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.entities.model_registry import ModelVersion
+COPIES = "champions"
+"""Folder below the home for champions fetched from a tracking server."""
+
+
+def succeed(store: Store, version: "ModelVersion") -> None:
+    """Make a version the champion; the old champion becomes `previous`, unless a file is damaged: that is no way back.
+
+    The alias `champion` moves in one step, after `previous`: a kill in between leaves the old champion in place.
+    """
+    name, number = version.name, str(version.version)
+    aliases = {k: str(v) for k, v in store.client.get_registered_model(name).aliases.items()}
+    before = aliases.get(ALIAS)
+    if before != number:
+        series = series_of(name)
+        old = registered(store, series, before) if before and series else None
+        # Any damaged file, also one that no forecast reads: `previous` is never trained again.
+        if old and not old.damage and not damaged(old.folder, old.files):
+            upsert(store.client.set_registered_model_alias, name, PREVIOUS, before)
+        upsert(store.client.set_registered_model_alias, name, ALIAS, number)
+
+
+@dataclass(frozen=True)
+class Champion:
+    """A registered model of one series: its version, its run and the folder `cpbmodels.load` reads.
+
+    `damage` describes damaged files in that folder; a damaged champion must not be used (`check`). `run_fault`: that
+    its run was deleted in MLflow, else empty; if it was deleted for good, that is damage, too.
+    """
+
+    series: SeriesId
+    version: str
+    run_id: str
+    folder: Path
+    metrics: dict[str, float] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    damage: str = ""
+    run_fault: str = ""
+
+    @property
+    def name(self) -> str:
+        """The registered model's name."""
+        return self.series.registered
+
+    @property
+    def model_version(self) -> str:
+        """Registered model and version, `cpb-BTCUSDT-1h/3`, as stored with forecasts."""
+        return f"{self.name}/{self.version}"
+
+    @property
+    def architecture(self) -> str:
+        """The architecture's name, "" if not recorded."""
+        return self.tags.get("architecture", "")
+
+    @property
+    def preset(self) -> str:
+        """The preset that it was trained with."""
+        return self.tags.get("preset", "")
+
+    @property
+    def verdict(self) -> str:
+        """The comparison with the random walk, in one sentence."""
+        return self.tags.get("verdict", "")
+
+    @property
+    def selected_on(self) -> str:
+        """The span of test rows on which its recipe was selected, `2025-02-06/2025-06-05`; "" for none."""
+        return self.tags.get(SELECTED, "")
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The sha256 of each file of the model's folder, as recorded."""
+        return digests_of(self.tags)
+
+    @property
+    def mlflow_files(self) -> dict[str, str]:
+        """The sha256 of each file of the folder that makes it an MLflow model."""
+        return digests_of(self.tags, MLFLOW_FILES)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The sha256 of each file that its folder must have: a copy fetched from a server is no MLflow model."""
+        is_copy = self.folder.is_relative_to((home_folder() / COPIES).absolute())
+        return self.digests | ({} if is_copy else self.mlflow_files)
+
+    def check(self) -> None:
+        """Raise `DamagedError` if its files are damaged."""
+        if self.damage:
+            raise DamagedError(
+                f"champion {self.model_version} is damaged: {self.damage}; `{training_command(self)}` trains it again",
+                field=str(self.folder),
+            )
+
+
+def champions(
+    store: Store,
+    series: Collection[SeriesId] | None = None,
+    *,
+    market: str | None = None,
+    alias: str = ALIAS,
+) -> list[Champion]:
+    """Return the current champions, by timeframe and symbol, with their model folder on this machine.
+
+    Champions with damaged or missing files are included, with the reason in `damage`.
+
+    Args:
+        series: filter; default all.
+        market: filter; default all.
+        alias: the alias of the versions to return instead, as `PREVIOUS`.
+    """
+    wanted = None if series is None else set(series)
+    versions = {
+        s: version
+        for s, version in versions_with_alias(store, alias).items()
+        if (wanted is None or s in wanted) and (market is None or s.market == market)
+    }
+    runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
+    return [_model(store, s, version, runs.get(version.run_id or "")) for s, version in versions.items()]
+
+
+def registered(store: Store, series: SeriesId, number: str) -> Champion | None:
+    """Return a registered version of a series by number, champion or not; None if there is none."""
+    version = find_version(store, series, number)
+    return _model(store, series, version, find_run(store, version.run_id)) if version else None
+
+
+def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | None") -> Champion:
+    """Return a version as a `Champion`; `run` is None if it was deleted for good, as by `mlflow gc`."""
+    tags = {
+        **(run.data.tags if run else {}),
+        **{k: v for k, v in version.tags.items() if k != METRICS_TAG},
+    }
+    folder, damage = model_folder(store, version, digests_of(tags))
+    run_fault = deleted_run(version, run)
+    if version.run_id and run is None:
+        damage = f"{run_fault}; {damage}" if damage else run_fault
+    return Champion(
+        series=series,
+        version=str(version.version),
+        run_id=version.run_id or "",
+        folder=folder,
+        metrics={**(run.data.metrics if run else {}), **_own_metrics(version)},
+        tags=tags,
+        damage=damage,
+        run_fault=run_fault,
+    )
+
+
+def _own_metrics(version: "ModelVersion") -> dict[str, float]:
+    """Return the scores in a version's tag; none if it was damaged or written by a person."""
+    try:
+        return {
+            str(name): float(value) for name, value in json.loads(version.tags.get(METRICS_TAG, "{}")).items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def deleted_run(version: "ModelVersion", run: "Run | None") -> str:
+    """Return that the run of a version was deleted, and how; "" if it exists, or the version has none."""
+    if run is None:
+        return f"its run {version.run_id} was deleted for good from MLflow" if version.run_id else ""
+    is_deleted = run.info.lifecycle_stage == "deleted"
+    return (
+        f"its run {run.info.run_id} is marked as deleted, and `mlflow gc` deletes its files"
+        if is_deleted
+        else ""
+    )
+
+
+def lost_champions(store: Store, versions: "Mapping[SeriesId, ModelVersion]") -> list[DamagedError]:
+    """Return an error for each version whose run was deleted for good, with its files in the store."""
+    runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
+    return [
+        DamagedError(
+            f"champion {full_name(version)} is damaged: {deleted_run(version, None)}; the packaged copy goes on "
+            f"forecasting, and `{_training_command(series, version.tags)}` trains it again",
+            field=series.name,
+        )
+        for series, version in versions.items()
+        if version.run_id and version.run_id not in runs
+    ]
+
+
+def training_command(champion: Champion) -> str:
+    """Return the command that trains a champion's series again, with only its recipe."""
+    return _training_command(champion.series, champion.tags)
+
+
+def _training_command(series: SeriesId, tags: Mapping[str, str]) -> str:
+    if fleet := recorded_fleet(tags):
+        return f"cpb train-all {series.options} {fleet.options}"
+    chosen = {"--architectures": tags.get("architecture"), "--preset": tags.get("preset")}
+    options = [f"{option} {shlex.quote(value)}" for option, value in chosen.items() if value]
+    return " ".join(["cpb train-all", series.options, *options])
+
+
+def recorded_fleet(tags: Mapping[str, str]) -> FleetSpec | None:
+    """Return what made the version with these tags; None if it was registered by another program or an older cpb."""
+    try:
+        return FleetSpec.model_validate_json(tags.get(FLEET_SPEC, ""))
+    except ValidationError:
+        return None
+
+
+def undelete_command(store: Store, champion: Champion) -> str:
+    """Return the command that restores a run marked as deleted.
+
+    With the path of Python: an installation as a tool puts no `mlflow` on the user's PATH.
+    """
+    mlflow = (
+        f"MLFLOW_TRACKING_URI={shlex.quote(public_url(store.uri))} {shlex.quote(sys.executable)} -m mlflow"
+    )
+    return f"{mlflow} runs restore --run-id {champion.run_id}"
+
+
+def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:
+    """Return the folder of a registered model on this machine, and its damage ("" for none).
+
+    From a tracking server it is fetched once per version, and again if the local copy is damaged.
+    """
+    source = version.source or ""
+    if local := local_path(source):
+        return local, damage_of(local, digests)
+    target = (home_folder() / COPIES / copy_name(version)).absolute()
+    if target.is_dir() and not damage_of(target, digests):
+        return target, ""
+    import mlflow
+
+    try:
+        with store_errors(store.uri), TemporaryDirectory() as part, new_folder(target) as draft:
+            fetched = mlflow.artifacts.download_artifacts(source, dst_path=part, tracking_uri=store.uri)
+            for file in Path(fetched).iterdir():
+                if file.name in MODEL_FILES:
+                    shutil.copyfile(file, draft / file.name)
+    except CpbError as error:  # the other models are still read
+        return target, str(error)
+    return target, damage_of(target, digests)
+
+
+def copy_name(version: "ModelVersion") -> str:
+    """Return the name of a fetched version's folder below `COPIES`."""
+    # With the run's id: another server may have a different model of the same name and number.
+    return f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
