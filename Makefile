@@ -12,7 +12,7 @@ UNINSTALL := $(BIN)/pip uninstall --quiet --yes --disable-pip-version-check
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo docs lint check test test-all test-slow freqtrade fmt clean
+.PHONY: help install wheel demo docs lint check test test-fast test-all test-slow freqtrade fmt clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -65,7 +65,9 @@ check: lint ## under a minute, for every commit: lint, types, and a tiny run fro
 # A worker more than the cores, for tests that wait for other processes.
 XDIST := -n 3 --dist loadfile --no-loadscope-reorder
 
-test: lint ## lint, types, import rules and the fast tests
+test: lint test-fast ## lint, types, import rules and the fast tests
+
+test-fast: .venv/.installed-dev ## the fast tests alone
 	@echo "The fast tests: 4 minutes on two quiet cores."
 	$(BIN)/pytest $(XDIST) --durations=20 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 

@@ -1,10 +1,10 @@
-"""The browser that tests drive, and whether this machine has it; `.ci/run` installs it, so that CI skips nothing."""
+"""The browser that tests drive, and whether this machine has one; `.ci/run` installs it, so that CI skips nothing."""
 
 import shutil
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -15,7 +15,7 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 
-needs_browser = pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason="no chromium on this machine")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
 def launch(playwright):
