@@ -20,7 +20,7 @@ from schemas.backtesting import BacktestSpec
 from schemas.errors import CpbError
 from tasks.backtesting.report import BacktestPlan, check_backtest, finish_backtest, plan_backtest
 from tasks.backtesting.rolling import Backtest
-from tasks.market.ingest import with_listed_pairs
+from tasks.market.listing import with_listed_pairs
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
 from tasks.running.progress import PrintLine

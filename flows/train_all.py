@@ -43,7 +43,7 @@ from tasks.evaluate import evaluate, run_skill
 from tasks.hub.publish import hub_client
 from tasks.hub.tree import check_replaceable
 from tasks.judging.judges import Judges
-from tasks.market.ingest import with_listed_pairs
+from tasks.market.listing import with_listed_pairs
 from tasks.notices import Outcome, tell_outcome
 from tasks.running.parallel import run_each
 from tasks.running.progress import PrintLine

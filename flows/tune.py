@@ -11,7 +11,7 @@ from flows.train_all import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted, install_extra
 from schemas.tuning import Range, TuneSpec
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
-from tasks.market.ingest import with_listed_pairs
+from tasks.market.listing import with_listed_pairs
 from tasks.running.progress import PrintLine
 from tasks.storage.files import write_json
 from tasks.storage.locks import locked

@@ -40,7 +40,7 @@ from tasks.forecasting.watch import STOPPED_AFTER, check_drift
 from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import package, serving
 from tasks.market.ingest import update_store
-from tasks.market.report import FAILED_SERIES, leap_sentence
+from tasks.market.store_state import FAILED_SERIES, leap_sentence
 from tasks.promotion.night import decide_night, fleets_to_train
 from tasks.running.step import Retry, step
 from tasks.signals.feature_files import load_series, write_features
@@ -70,33 +70,33 @@ def ingest(scope: Scope, tail: bool = False) -> IngestResult:
         CpbError: as in `tasks.market.ingest.update_store`.
     """
     try:
-        report = update_store(scope, tail=tail)
+        state = update_store(scope, tail=tail)
         if scope.offline:
-            log.warning("offline: %s", report.notes[0])
+            log.warning("offline: %s", state.notes[0])
     except CpbError as error:
         if error.code != "unreachable":
             raise
         try:
-            report = update_store(scope.model_copy(update={"offline": True}))
+            state = update_store(scope.model_copy(update={"offline": True}))
         except CpbError as none_stored:
             if none_stored.code != "not-stored":
                 raise
             raise CpbError(f"{error}; {none_stored}", code=error.code, field=error.field) from error
-        log.warning("%s; %s", str(error).partition(";")[0], report.notes[0])
-    for warning in report.warnings:
+        log.warning("%s; %s", str(error).partition(";")[0], state.notes[0])
+    for warning in state.warnings:
         log.warning("%s", warning)
-    failed = [entry for entry in report.series if entry.status == FAILED_SERIES]
-    leaps = [entry for entry in report.series if entry.leaps]
+    failed = [entry for entry in state.series if entry.status == FAILED_SERIES]
+    leaps = [entry for entry in state.series if entry.leaps]
     return IngestResult(
-        series=tuple(entry.series for entry in report.series if entry.status != FAILED_SERIES),
+        series=tuple(entry.series for entry in state.series if entry.status != FAILED_SERIES),
         failures=tuple(
             Failure(step="ingest", reason=e.reason, code="ingest", series=e.series) for e in failed
         ),
         leaps=tuple(
             Failure(step="ingest", reason=leap_sentence(e.leaps), code="leap", series=e.series) for e in leaps
         ),
-        requests=report.requests,
-        seconds=report.seconds,
+        requests=state.requests,
+        seconds=state.seconds,
     )
 
 

@@ -44,7 +44,9 @@ from tasks.hub.tree import SUMS, registry_differences, tree_faults
 from tasks.judging.verdicts import verdict
 from tasks.market import klines
 from tasks.market.layout import period_bounds
-from tasks.market.manifest import MANIFEST, intact_manifest, writer_lock
+from tasks.market.manifest import MANIFEST
+from tasks.market.manifest_file import intact_manifest
+from tasks.market.store_files import writer_lock
 from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder

@@ -14,7 +14,7 @@ from tasks.running.progress import report_progress
 from tasks.storage.home_version import checked_home, stored_home
 
 if TYPE_CHECKING:
-    from tasks.market.report import IngestReport
+    from tasks.market.store_state import StoreState
 
 
 _SHOWN = 20
@@ -35,30 +35,31 @@ def ingest(
     Exit code: 0 complete, 1 fatal, 2 usage, 3 partial (good data kept).
     """
     with shown_progress("ingest"):
-        from tasks.market.ingest import update_store, with_listed_pairs
+        from tasks.market.ingest import update_store
+        from tasks.market.listing import with_listed_pairs
 
-        report = update_store(with_listed_pairs(spec, echo).scope, tail=spec.tail)
+        state = update_store(with_listed_pairs(spec, echo).scope, tail=spec.tail)
     if json:
-        emit(report.to_dict())
+        emit(state.to_dict())
     else:
-        show(_for_people(report))
-    raise typer.Exit(report.exit)
+        show(_for_people(state))
+    raise typer.Exit(state.exit)
 
 
-def _for_people(report: "IngestReport") -> str:
-    from tasks.market.report import details, table
+def _for_people(state: "StoreState") -> str:
+    from tasks.market.store_state import hole_lines, series_table
 
-    lines = details(report)
+    lines = hole_lines(state)
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"… and {len(lines) - _SHOWN} more; --json shows all"]
-    requests = counted(report.requests, "request")
+    requests = counted(state.requests, "request")
     return "\n".join(
         [
-            table(report),
-            *report.warnings,
-            *report.notes,
+            series_table(state),
+            *state.warnings,
+            *state.notes,
             *lines,
-            f"{requests} to {report.source} in {report.seconds:.1f} s",
+            f"{requests} to {state.source} in {state.seconds:.1f} s",
         ]
     )
 

@@ -14,7 +14,7 @@ from cpbmodels.hub import PUBLIC_HUB, hub_of_environment
 from schemas.identity import MARKET_FOLDERS, OWN, SIM, SPOT
 from tasks.figures.board import model_names
 from tasks.market.client import BINANCE, BINANCE_REST
-from tasks.market.repair import PATHS
+from tasks.market.rest import PATHS
 from tasks.storage.model_folder import FORECAST_PICTURE, read_config
 from tasks.storage.wheel import Wheel
 from tasks.tracking.champions import Champion

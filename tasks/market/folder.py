@@ -14,11 +14,13 @@ from pathlib import Path
 from threading import Lock
 
 from cpbmodels.data import TABLE_SUFFIXES
+from cpbmodels.files import read_regular
 from schemas.coins import SYMBOL
 from schemas.errors import UsageError
 from schemas.identity import MARKET_FOLDERS, SIM, SPOT, SeriesId, market_option
 from schemas.tables import BINANCE_NAME
-from tasks.market.client import SourceFault
+from tasks.market.client import Limits, NotFound, SourceFault
+from tasks.market.layout import CHECKSUM, Remote, source_file
 
 _LAYOUT = re.compile(r"(?:^|/)(spot|futures/um|futures/cm)/(?:monthly|daily)/klines(?:/|$)")
 _MARKETS = {folder: market for market, folder in MARKET_FOLDERS.items() if market != SIM}
@@ -192,6 +194,73 @@ class FolderIndex:
                 f"of a kind that is read ({', '.join(TABLE_SUFFIXES)}): in it lies {first!r}{below}",
                 code="source",
             )
+
+
+@dataclass
+class FolderSource:
+    """A folder with Binance's files, as a source.
+
+    Links inside the folder are followed only within it: a mirror filled by other users must not make cpb read, and
+    quarantine, other files of this machine.
+    """
+
+    root: Path
+    requests: int = 0
+    notes: list[str] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.name, self._real_root = str(self.root), self.root.resolve()
+        self._index = FolderIndex(self.root, self.notes)
+        self._paths: dict[str, Path] = {}  # of listed files, by their keys
+
+    def _count_request(self) -> None:
+        with self._lock:  # files are read by several threads
+            self.requests += 1
+
+    def get(self, key: str, max_bytes: int = 0) -> bytes:
+        """Return a regular file's bytes, at most `max_bytes`; raises `NotFound` or `SourceFault`."""
+        self._count_request()
+        path = self._path(key)
+        try:
+            if not path.resolve(strict=True).is_relative_to(self._real_root):
+                raise SourceFault(
+                    f"{path} is a link that leads out of the mirror folder, and is not followed"
+                )
+            return read_regular(path, max_bytes or Limits().body)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise NotFound(f"{path} does not exist") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: a link loop
+            reason = getattr(error, "strerror", None) or error
+            raise SourceFault(f"{path} cannot be read: {reason}") from error
+
+    def files(self, series: SeriesId, kind: str) -> list[Remote]:
+        """Return the `monthly` or `daily` files of a series; modification time and size are used as ETag.
+
+        Raises:
+            SourceFault: two files are of one period.
+        """
+        self._count_request()
+        remotes = []
+        for period, path in self._index.files(series, kind).items():
+            key, info = source_file(series, period).key, path.stat()
+            self._paths[key] = path
+            remotes.append(Remote(key, f"{info.st_mtime_ns:x}-{info.st_size}", info.st_size))
+        return remotes
+
+    def symbols(self, market: str) -> set[str]:
+        """Return the symbols of which the folder has files."""
+        return self._index.symbols(market)
+
+    def is_unzipped(self, key: str) -> bool:
+        """Whether a listed file is a CSV instead of a zip."""
+        return self._path(key).suffix == ".csv"
+
+    def _path(self, key: str) -> Path:
+        """Return the place of a listed file, or of its CHECKSUM."""
+        zipped = key.removesuffix(CHECKSUM)
+        path = self._paths.get(zipped, self.root / zipped)
+        return path if zipped == key else path.with_name(path.name + CHECKSUM)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -21,7 +21,8 @@ from schemas.candles import KLINES
 from schemas.errors import MemberError, log
 from schemas.identity import OWN, SIM, SeriesId
 from tasks.market.layout import Grid, grid_of, month_of, months, period_bounds, to_us
-from tasks.market.manifest import CANDLES, Part
+from tasks.market.manifest import Part
+from tasks.market.store_files import CANDLES
 from tasks.storage.files import write_bytes
 from tasks.storage.records import file_digest
 

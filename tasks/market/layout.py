@@ -19,6 +19,10 @@ from schemas.tables import BINANCE_NAME
 
 US = 1_000_000
 DAY = 86_400 * US
+
+CHECKSUM = ".CHECKSUM"
+"""Suffix of the file with a zip's sha256."""
+
 Times = TypeVar("Times", int, np.ndarray)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

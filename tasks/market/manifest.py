@@ -1,39 +1,31 @@
-"""A market home's manifest (the contents of the store and the source of each candle, in SQLite), lock and drafts.
+"""The manifest of a market home: the contents of the store and the source of each candle, in SQLite.
 
 A part is written first and recorded here second: a part without a row here is fetched again, and a row without its
 part cannot exist. WAL with synchronous=FULL survives kill -9 and power loss.
 
 Each row ends with a checksum of its table and values, since SQLite has none: a flipped byte of a cell is otherwise
-undetectable. A manifest is checked whenever it is opened (17 ms for 40 series of four years). Of a damaged manifest the
-intact rows are used; what the others recorded is fetched again.
-
-CPB_HOME may contain other files of the user, also in `reports/` or `features/`. A file is cpb's own if its folder has
-cpb's structure (`TREE/interval=…/symbol=…`) and its name is a valid name of cpb; no other file there is ever moved or
-deleted.
+undetectable.
 """
 
 import hashlib
-import itertools
 import json
 import os
 import re
 import shlex
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import BusyError, CpbError, counted, log
-from schemas.identity import MARKETS, SPOT, SeriesId, series_folders
+from schemas.errors import CpbError, counted
+from schemas.identity import SeriesId
 from tasks.market.layout import period_bounds
-from tasks.storage.files import DRAFT, DiskFull, draft_name, is_disk_full
-from tasks.storage.locks import acquire, open_lock
 
 MANIFEST = "manifest.db"
 VERSION = 3  # of the tables below: increase it with every change
-_ENDINGS = ("", "-wal", "-shm")
+ENDINGS = ("", "-wal", "-shm")
 """Endings of the files that SQLite makes of one database."""
 
 # The table of anomalies keeps its original name, `oddities`.
@@ -62,15 +54,8 @@ _TABLES = {
 }
 _SERIES = "market=? AND symbol=? AND interval=?"
 
-_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """Errors for a damaged file: sqlite3 cannot decode a message of SQLite that quotes damaged names."""
-
-_MANIFEST_DRAFT = re.compile(rf"{DRAFT.pattern}({'|'.join(_ENDINGS)})")
-_MONTH_FILE = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
-CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.compile(r"tail\.parquet")}
-"""Trees of series folders with candles, and the names of cpb's files in them."""
-
-QUARANTINE = "quarantine"
 
 
 @dataclass
@@ -129,7 +114,7 @@ class Manifest:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.fault = ""
-        self._db = _connect(path, read_only=read_only)
+        self._db = connect(path, read_only=read_only)
         try:
             self._open(path)
             if not read_only:
@@ -137,8 +122,8 @@ class Manifest:
                 self._db.execute("PRAGMA synchronous=FULL")
         except BaseException as error:
             self._db.close()
-            if _is_corrupt(error, path):
-                raise _unusable(path, error) from error
+            if is_corrupt(error, path):
+                raise unusable(path, error) from error
             if isinstance(error, sqlite3.OperationalError):
                 raise CpbError(
                     f"{path} cannot be opened ({error}); check that its disk has free space, that this user may write "
@@ -155,7 +140,7 @@ class Manifest:
             script = ";".join([*_TABLES.values(), f"PRAGMA user_version={VERSION}"])
             self._db.executescript(f"BEGIN;{script};COMMIT;")
         elif version != VERSION and tables != _TABLES:
-            files = shlex.join(str(path) + ending for ending in _ENDINGS)
+            files = shlex.join(str(path) + ending for ending in ENDINGS)
             raise CpbError(
                 f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}): use that "
                 f"version, or delete the file with `rm -f {files}`, and `cpb ingest` fetches its candles again",
@@ -207,7 +192,7 @@ class Manifest:
             if errors != "ok":
                 return errors
             damaged = {t: sum(not _is_intact(t, row) for row in _rows(self._db, t)) for t in _TABLES}
-        except _ERRORS as error:
+        except SQLITE_ERRORS as error:
             return str(error)
         faults = [f"{counted(number, 'row')} of {table}" for table, number in damaged.items() if number]
         return f"{', '.join(faults)} not as written" if faults else ""
@@ -296,7 +281,8 @@ class Manifest:
         self._db.execute("COMMIT")
 
 
-def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """Open a database file; `read_only`: also in a folder that cannot be written."""
     name = f"{path.absolute().as_uri()}?mode=ro&immutable=1" if read_only else str(path)
     db = sqlite3.connect(name, timeout=30, isolation_level=None, uri=read_only)
     db.text_factory = lambda text: text.decode(errors="surrogateescape")  # damaged text must be readable, too
@@ -326,14 +312,14 @@ def _readable_rows(db: sqlite3.Connection, table: str) -> tuple[set[tuple[Any, .
     for order in ("ASC", "DESC"):
         try:
             rows.update(_rows(db, table, order))
-        except _ERRORS:
+        except SQLITE_ERRORS:
             is_complete = False
-    with suppress(*_ERRORS):
+    with suppress(*SQLITE_ERRORS):
         is_complete &= db.execute(f"PRAGMA integrity_check({table})").fetchone()[0] == "ok"
     return rows, is_complete
 
 
-def _unusable(path: Path, error: BaseException) -> CpbError:
+def unusable(path: Path, error: BaseException) -> CpbError:
     """Return the error for a damaged manifest."""
     return CpbError(
         f"{path} is damaged ({error}); `cpb ingest` keeps its intact rows and fetches the rest again",
@@ -342,26 +328,7 @@ def _unusable(path: Path, error: BaseException) -> CpbError:
     )
 
 
-def manifest_damage(path: Path, *, read_only: bool = False) -> str:
-    """Return the damage of a manifest file, or ""; `read_only` and other errors as in `Manifest`.
-
-    A missing or empty file is damage where months of candles are stored.
-    """
-    try:
-        if not path.stat().st_size:
-            return "it is empty, though candles are stored" if _has_candles(path.parent) else ""
-    except FileNotFoundError:
-        return "it is missing, though candles are stored" if _has_candles(path.parent) else ""
-    try:
-        with Manifest(path, read_only=read_only) as manifest:
-            return manifest.damage()
-    except CpbError as error:
-        if error.code != "damaged":
-            raise
-        return str(error.__cause__ or error)
-
-
-def _is_corrupt(error: BaseException, path: Path) -> bool:
+def is_corrupt(error: BaseException, path: Path) -> bool:
     """Whether an error of SQLite is due to the file's content, not to a lock, the disk or missing rights."""
     if isinstance(error, UnicodeDecodeError):
         return True
@@ -376,45 +343,6 @@ def _is_corrupt(error: BaseException, path: Path) -> bool:
         sqlite3.SQLITE_ERROR,
         sqlite3.SQLITE_FORMAT,
     )
-
-
-@contextmanager
-def intact_manifest(path: Path, *, read_only: bool = False) -> Iterator[Manifest]:
-    """Yield a manifest; of a damaged or missing file, with its `fault`, a copy of its intact rows in memory."""
-    damage = manifest_damage(path, read_only=read_only)
-    if damage or not path.exists():
-        with Manifest(Path(":memory:")) as manifest:
-            if damage and path.exists():
-                _copy_damaged(path, manifest, read_only=read_only)
-            manifest.fault = damage
-            yield manifest
-    else:
-        with Manifest(path, read_only=read_only) as manifest:
-            yield manifest
-
-
-def _copy_damaged(path: Path, manifest: Manifest, *, read_only: bool) -> None:
-    with suppress(*_ERRORS), closing(_connect(path, read_only=read_only)) as db:
-        manifest.copy_intact(db)
-
-
-def _rebuild(path: Path) -> None:
-    """Replace a damaged manifest with one of its intact rows; the caller is the only writer.
-
-    The damaged file is renamed, with the ending `.damaged`.
-    """
-    draft = draft_name(path)
-    try:
-        with Manifest(draft) as manifest:
-            if path.exists():
-                _copy_damaged(path, manifest, read_only=False)
-        for file in (path.with_name(path.name + ending) for ending in _ENDINGS):
-            if file.exists():
-                file.replace(f"{file}.damaged")
-        draft.replace(path)
-    finally:
-        for file in (draft.with_name(draft.name + ending) for ending in _ENDINGS):
-            file.unlink(missing_ok=True)
 
 
 def _name(series: SeriesId) -> tuple[str, str, str]:
@@ -432,90 +360,3 @@ def _pairs(text: str) -> list[tuple[Any, ...]]:
 
 def _flat(record: FileRecord | Part | Anomaly) -> tuple[Any, ...]:
     return tuple(json.dumps(v) if isinstance(v, list | dict) else v for v in asdict(record).values())
-
-
-def _has_candles(root: Path) -> bool:
-    """Whether months of candles are stored in a market home, including futures (`klines-um`)."""
-    trees = (root / ("klines" if market == SPOT else f"klines-{market}") for market in MARKETS)
-    folders = (folder for tree in trees for folder, _, _ in series_folders(tree))
-    return any(_MONTH_FILE.fullmatch(path.name) for folder in folders for path in folder.iterdir())
-
-
-def sweep(root: Path) -> None:
-    """Delete the drafts left by a killed run in a market home, including futures (`klines-um`)."""
-    for path in root.glob(f".{MANIFEST}.*"):
-        if _MANIFEST_DRAFT.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-    for path in (root / QUARANTINE).rglob(".*"):
-        if DRAFT.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-    for market, (tree, names) in itertools.product(MARKETS, CANDLES.items()):
-        for folder, _, _ in series_folders(root / (tree if market == SPOT else f"{tree}-{market}")):
-            for path in folder.iterdir():
-                if (draft := DRAFT.fullmatch(path.name)) and names.fullmatch(draft["name"]):
-                    path.unlink(missing_ok=True)
-
-
-@contextmanager
-def writer_lock(root: Path) -> Iterator[None]:
-    """Hold the write lock of a market home; writers of other homes, such as the simulator's, are not affected.
-
-    Raises:
-        BusyError: another process writes there. CpbError: the folder is read-only.
-    """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = open_lock(root / "writer.lock")
-    except (OSError, CpbError) as error:
-        raise CpbError(
-            f"cannot write in {root} ({error}); set CPB_HOME to a folder you own", code="read-only"
-        ) from error
-    with lock:
-        try:
-            acquire(lock, wait=False)
-        except BusyError as error:
-            raise BusyError(
-                f"another cpb is writing in {root}; wait for it, or use another CPB_HOME"
-            ) from error
-        yield
-
-
-@contextmanager
-def open_manifest(root: Path, *, offline: bool) -> Iterator[Manifest]:
-    """Open the manifest of a market home; of a damaged one only the intact rows are used.
-
-    A damaged file is set aside and replaced; offline, nothing is created or replaced.
-    """
-    path = root / MANIFEST
-    try:
-        if offline:
-            with intact_manifest(path, read_only=not os.access(root, os.W_OK)) as manifest:
-                if manifest.fault:
-                    log.warning(
-                        "%s is damaged (%s): its intact rows are used, and `cpb ingest` fetches what "
-                        "the others recorded",
-                        path,
-                        manifest.fault,
-                    )
-                yield manifest
-            return
-        if damage := manifest_damage(path):
-            log.warning(
-                "%s is damaged (%s) and replaced: its intact rows are kept, and what the others recorded is "
-                "fetched again",
-                path,
-                damage,
-            )
-            _rebuild(path)
-        with Manifest(path) as manifest:
-            yield manifest
-    except Exception as error:
-        if not isinstance(error, CpbError) and is_disk_full(error):
-            raise DiskFull(f"no space left in {root}: free some, or set CPB_HOME to another disk") from error
-        if _is_corrupt(error, path):
-            raise _unusable(path, error) from error
-        if isinstance(error, OSError | sqlite3.Error):
-            raise CpbError(
-                f"cannot work in {root} ({error}); set CPB_HOME to a folder you own", code="store"
-            ) from error
-        raise

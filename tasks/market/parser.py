@@ -28,8 +28,8 @@ from schemas.candles import CANDLE_FAULTS, KLINES, NOT_INCREASING
 from schemas.contract import Contract
 from schemas.identity import OWN, SeriesId
 from tasks.market.client import BadFile
+from tasks.market.fetch import Fetched
 from tasks.market.layout import DAY, Grid, grid_of, utc_text
-from tasks.market.sources import Fetched
 
 COLUMNS = (
     "open_time",

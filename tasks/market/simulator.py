@@ -30,6 +30,7 @@ from schemas.candles import KLINES
 from schemas.coins import COINS, MONTH, symbol_of
 from schemas.identity import SeriesId
 from tasks.market.layout import (
+    CHECKSUM,
     DAY,
     MICROSECONDS_SINCE,
     US,
@@ -223,13 +224,13 @@ class SimulatedMirror:
         month = period_bounds(month_of(self.end))[0]
         periods = months(self.start, month) if kind == "monthly" else days(max(month, self.start), self.end)
         keys = [source_file(series, period).key for period in periods]
-        return [name for key in keys for name in (key, f"{key}.CHECKSUM")]
+        return [name for key in keys for name in (key, f"{key}{CHECKSUM}")]
 
     def read(self, key: str) -> bytes | None:
         """Return a zip or its CHECKSUM, None if there is no such file."""
         if key not in (listed for listed, *_ in self.keys(key)):
             return None
-        zipped = key.removesuffix(".CHECKSUM")
+        zipped = key.removesuffix(CHECKSUM)
         payload = _zip(zipped)
         return payload if zipped == key else to_checksum(zipped.rsplit("/", 1)[-1], payload)
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -17,6 +16,8 @@ from schemas.candles import KLINES
 from schemas.errors import counted
 from schemas.identity import SeriesId, market_home
 from tasks.market.client import BadFile
+from tasks.market.fetch import Fetched, fetch
+from tasks.market.ingestion import Ingestion
 from tasks.market.klines import (
     damage_of,
     part_path,
@@ -26,15 +27,12 @@ from tasks.market.klines import (
     write_part,
 )
 from tasks.market.layout import SourceFile, grid_of, utc_text
-from tasks.market.manifest import QUARANTINE, Anomaly, FileRecord, Manifest, Part
+from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
 from tasks.market.parser import check, read, trim, validate_klines
-from tasks.market.sources import Fetched, fetch
+from tasks.market.store_files import QUARANTINE
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import report_progress
 from tasks.storage.files import sync, write_bytes
-
-if TYPE_CHECKING:
-    from tasks.market.ingest import Run
 
 _WRITERS = 2  # threads: while one waits for the disk, another compresses
 _MAX_BATCH = 16 << 20  # bytes per batch, zips and CSVs together
@@ -45,7 +43,7 @@ _USUAL_SIZE = 100_000  # bytes of a zip, if not in the listing
 Batch = tuple[SeriesId, list[SourceFile]]
 
 
-def store_all(run: "Run", groups: Iterable[Batch], status: str = "ok") -> list[SourceFile]:
+def store_all(run: Ingestion, groups: Iterable[Batch], status: str = "ok") -> list[SourceFile]:
     """Fetch the files of each series ahead of storing them, within the memory budget; return the faulty files."""
     batches = (batch for series, files in groups for batch in _batches(series, files))
     flying: deque[tuple[SeriesId, list[Future[Fetched]], int]] = deque()

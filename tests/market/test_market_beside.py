@@ -8,7 +8,7 @@ import pytest
 from schemas.errors import BusyError, CpbError
 from tasks.market.client import Limits
 from tasks.market.ingest import update_store
-from tasks.market.manifest import writer_lock
+from tasks.market.store_files import writer_lock
 from tests.tools.market_tools import FAST, build, key, scope
 
 SIM = key("BTCUSDT", "1h", "sim")

@@ -10,8 +10,8 @@ from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
 from schemas.scope import ScopeSpec
 from tasks.market import simulator
-from tasks.market.ingest import with_listed_pairs
 from tasks.market.layout import source_file
+from tasks.market.listing import with_listed_pairs
 from tests.tools.folder_mirror import FolderMirror
 from tests.tools.market_tools import build, key, put
 

@@ -6,11 +6,13 @@ import re
 import pytest
 
 from schemas.errors import CpbError, UsageError
-from tasks.market import simulator, sources
+from tasks.market import simulator
 from tasks.market.client import Limits, NotFound, SourceFault
+from tasks.market.fetch import MAX_CSV
+from tasks.market.folder import FolderSource
 from tasks.market.ingest import update_store
 from tasks.market.layout import source_file
-from tasks.market.sources import FolderSource
+from tasks.market.listing import MAX_PAGES
 from tests.tools.folder_mirror import FolderMirror
 from tests.tools.market_tables import hours, spoiled
 from tests.tools.market_tables import stored as stored_table
@@ -55,7 +57,7 @@ def test_a_file_of_a_mirror_is_read_up_to_the_limit_alone(tmp_path):
 def test_a_size_that_the_source_announces_does_not_lift_the_limit(tmp_path):
     root = build(tmp_path / "mirror", symbols=("BTCUSDT",))
     with (root / MONTH.key).open("r+b") as file:
-        file.truncate(sources.MAX_CSV + 1)  # a sparse file
+        file.truncate(MAX_CSV + 1)  # a sparse file
     report = from_folder(tmp_path)
     assert any("larger than the limit" in note for note in btc(report).notes), btc(report).notes
     assert sum(hole["bars"] for hole in btc(report).holes) == 29 * 24
@@ -95,7 +97,7 @@ def test_a_listing_that_does_not_end_is_one_sentence(market, options, why):
     report = market.served(hook)
     assert (report.exit, btc(report).rows) == (3, 0)
     assert why in btc(report).reason
-    assert len(pages) <= sources.MAX_PAGES
+    assert len(pages) <= MAX_PAGES
     assert market.served().exit == 0
 
 

@@ -12,7 +12,7 @@ from tasks.market import simulator
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
-from tasks.market.report import details, table
+from tasks.market.store_state import hole_lines, series_table
 from tests.tools.folder_mirror import FolderMirror, rest_of
 from tests.tools.market_tools import FAST, build, csv_of, frame, key, lines, put, scope
 
@@ -153,8 +153,8 @@ def test_unpublished_months_are_a_hole_of_their_own_kind(tmp_path):
         ("2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z", "not published")
     ]
     assert report.exit == 0
-    assert "not published" in "".join(details(report))
-    assert "BTCUSDT 1h" in table(report)
+    assert "not published" in "".join(hole_lines(report))
+    assert "BTCUSDT 1h" in series_table(report)
 
 
 def test_a_home_that_is_a_file_is_named(tmp_path):

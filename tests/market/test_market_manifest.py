@@ -12,10 +12,10 @@ from contextlib import closing
 import pytest
 
 from tasks.market import manifest as manifests
+from tasks.market.folder import FolderSource
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.manifest import Anomaly, Manifest
-from tasks.market.sources import FolderSource
 from tests.tools.market_tools import build, key, scope
 from tests.tools.verifying import verify_market
 

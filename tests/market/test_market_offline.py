@@ -9,7 +9,8 @@ import pytest
 
 from schemas.errors import CpbError, UsageError
 from schemas.scope import ScopeSpec, parse_instant
-from tasks.market.ingest import update_store, with_listed_pairs
+from tasks.market.ingest import update_store
+from tasks.market.listing import with_listed_pairs
 from tasks.steps import ingest as step
 from tests.tools.market_tools import build, scope
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from schemas.candles import KLINES
 from tasks.market.client import BadFile
+from tasks.market.fetch import Fetched
 from tasks.market.layout import period_bounds, source_file
 from tasks.market.parser import COLUMNS, check, read, trim, validate_klines
-from tasks.market.sources import Fetched
 from tests.tools.market_tools import csv_of, key, lines
 
 DAY = source_file(key(), "2024-02-01")

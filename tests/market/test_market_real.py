@@ -9,10 +9,10 @@ import pytest
 from cpbmodels.data.columns import feature_frame
 from schemas.identity import SeriesId
 from tasks.market.client import BadFile
+from tasks.market.fetch import open_zip
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
-from tasks.market.sources import open_zip
 from tests.tools.market_tools import key, put, scope
 
 MARKET = Path(__file__).resolve().parents[2] / "../shared/market"

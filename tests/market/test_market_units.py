@@ -15,6 +15,9 @@ import pytest
 from schemas.candles import KLINES
 from schemas.errors import CpbError
 from schemas.scope import ScopeSpec
+from tasks.market.fetch import Fetched
+from tasks.market.folder import FolderSource
+from tasks.market.holes import Holdings, OutageCalendar, find_holes
 from tasks.market.ingest import update_store
 from tasks.market.layout import (
     Remote,
@@ -25,9 +28,7 @@ from tasks.market.layout import (
 )
 from tasks.market.manifest import Anomaly, FileRecord, Part
 from tasks.market.parser import check, read, trim, validate_klines
-from tasks.market.report import Holdings, OutageCalendar, find_holes
 from tasks.market.simulator import to_csv
-from tasks.market.sources import Fetched, FolderSource
 from tasks.market.writer import merge
 from tasks.storage.home_version import mark_home
 from tests.tools.market_tools import frame, key, put

@@ -15,7 +15,7 @@ from tasks.market import simulator
 from tasks.market.client import HttpSource
 from tasks.market.klines import read_klines
 from tasks.market.layout import Remote, listed_file, period_bounds, source_file
-from tasks.market.sources import Catalogue
+from tasks.market.listing import Catalogue
 from tests.tools.folder_mirror import FolderMirror
 from tests.tools.market_tools import FAST, Flood, btc, key, listed, listing, put
 

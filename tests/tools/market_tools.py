@@ -11,8 +11,8 @@ from schemas.identity import SeriesId
 from schemas.scope import IngestSpec
 from tasks.market import simulator
 from tasks.market.client import Limits
-from tasks.market.ingest import with_listed_pairs
 from tasks.market.layout import grid_of, source_file
+from tasks.market.listing import with_listed_pairs
 from tasks.market.simulator import candles
 from tasks.storage.files import DRAFT
 

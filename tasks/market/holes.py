@@ -1,4 +1,4 @@
-"""What a series holds and lacks: every missing candle with its cause, and the report of an ingestion.
+"""What a series lacks: every missing candle with its cause.
 
 Missing candles are the expected grid minus the stored candles. The exchange's outages are derived from the data: a
 candle that is missing in every symbol that traded. If no second symbol traded at that time, a gap of at most two days
@@ -7,18 +7,14 @@ strictly inside a file also counts as an outage.
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import log
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from cpbmodels.data import MAX_STILL_SHARE, SEGMENT_JUMP
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, counted
+from cpbmodels.data import SEGMENT_JUMP
 from schemas.identity import OWN, SeriesId
-from tasks.market.klines import digest_and_idle
-from tasks.market.layout import DAY, SourceFile, grid_of, utc_text, whole_candles
+from tasks.market.layout import DAY, SourceFile, grid_of, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
 
 Runs = list[tuple[int, int]]
@@ -34,17 +30,12 @@ OUTAGE, UNPUBLISHED, ABSENT, QUARANTINED, FAILED, NOT_IN_TABLE = (
 LACKING = (ABSENT, QUARANTINED, FAILED)
 """Causes that make a series partial: the source should have had these candles."""
 
-COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
-
 RELISTING_JUMP = log(5)
 """|ln(open / previous close)| across a pause above which it is another coin under the old name, or another unit.
 
 Higher than `cpbmodels.data.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
 a hole in a report; features restart after every hole, whatever the price did.
 """
-
-TOLD_STILL_SHARE = 0.01
-"""Share of a series' candles that may stand still without a word; Binance's have less than .0001."""
 
 _MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
 _MIN_RELISTING_PAUSE = DAY
@@ -236,155 +227,3 @@ def _causes(
     elif end >= published and end + _ENDED_AFTER < holdings.last < 1 << 61:
         causes[absent & _inside(times, sorted((a, b) for a, b, _ in holdings.searched))] = UNPUBLISHED
     return causes
-
-
-@dataclass
-class SeriesReport:
-    """The state of a series after a run; times are ISO 8601 in UTC, holes are `[from, to)`."""
-
-    series: SeriesId
-    rows: int = 0
-    first: str | None = None
-    last: str | None = None  # open time of the newest candle
-    holes: list[dict[str, Any]] = field(default_factory=list)
-    files: dict[str, int] = field(default_factory=dict)
-    status: str = COMPLETE_SERIES
-    reason: str = ""
-    digest: str = ""
-    zero_volume: int = 0
-    still: int = 0  # candles that stand still: open = high = low = close, volume 0
-    off_grid: int = 0
-    odd_close: list[str] = field(default_factory=list)
-    leaps: list[str] = field(default_factory=list)  # of the price level
-    notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report for `--json`, with the parts of the series' name as separate fields."""
-        fields = asdict(self)
-        return {**fields.pop("series"), **fields}
-
-
-@dataclass
-class IngestReport:
-    """The report of a run."""
-
-    series: list[SeriesReport]
-    requests: int = 0
-    seconds: float = 0.0
-    source: str = ""
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)  # what a training of these candles should know
-    market: str = "spot"
-
-    @property
-    def exit(self) -> int:
-        """Exit code: 0 complete, 3 partial (good results kept)."""
-        complete = all(s.status == COMPLETE_SERIES for s in self.series)
-        return EXIT_COMPLETE if complete else EXIT_PARTIAL
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the output of `cpb ingest --json`."""
-        return asdict(self) | {"series": [s.to_dict() for s in self.series], "exit": self.exit}
-
-
-def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: str = "") -> SeriesReport:
-    """Return the report of a series; `reason` is why the source could not be queried."""
-    series, runs, grid = holdings.series, holdings.runs, grid_of(holdings.series.timeframe)
-    last = grid.latest(holdings.last)
-    records = [holdings.files[f.period] for f in holdings.wanted if f.period in holdings.files]
-    statuses = [record.status for record in records]
-    holes = find_holes(holdings, calendar)
-    times: dict[str, list[str]] = {"off-grid": [], "odd close": []}
-    for anomaly in holdings.anomalies:
-        if anomaly.kind in times and holdings.first <= anomaly.open_time < holdings.last:
-            times[anomaly.kind].append(utc_text(anomaly.open_time))
-    report = SeriesReport(
-        series,
-        rows=sum(grid.count(a, b) for a, b in runs),
-        holes=[
-            {"from": utc_text(h.start), "to": utc_text(h.end), "bars": h.bars, "cause": h.cause}
-            for h in holes
-        ],
-        files={
-            **{status: statuses.count(status) for status in ("ok", "repaired", "quarantined")},
-            "unverified": sum(bool(r.facts.get("unverified")) for r in records),
-            "missing": statuses.count("failed") + len(holdings.wanted) - len(records),
-        },
-        off_grid=len(times["off-grid"]),
-        odd_close=times["odd close"],
-        leaps=[f"× {factor:,.4g} at {_minute(utc_text(at))}" for at, factor in holdings.leaps],
-        notes=[f"{series} {r.period}: {note}" for r in records for note in _file_notes(r)],
-    )
-    if runs:
-        report.first, report.last = utc_text(runs[0][0]), utc_text(grid.latest(runs[-1][1]))
-        report.digest, report.zero_volume, report.still = digest_and_idle(
-            home, series, holdings.parts, holdings.first, last
-        )
-    _set_status(report, holes, reason)
-    return report
-
-
-def _file_notes(record: FileRecord) -> list[str]:
-    unverified = ["unverified, no CHECKSUM published"] if record.facts.get("unverified") else []
-    return [*filter(None, [record.reason]), *record.facts.get("notes", []), *unverified]
-
-
-def _set_status(report: SeriesReport, holes: list[Hole], reason: str) -> None:
-    lacking = [hole for hole in holes if hole.cause in LACKING]
-    if not report.rows:
-        report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
-    elif reason or lacking or report.leaps:
-        if lacking and not reason:
-            causes = ", ".join(sorted({hole.cause for hole in lacking}))
-            reason = f"{counted(sum(hole.bars for hole in lacking), 'candle')} lacking: {causes}"
-        report.status = PARTIAL_SERIES
-        report.reason = "; ".join(filter(None, (reason, leap_sentence(report.leaps))))
-
-
-def still_sentence(report: SeriesReport) -> str:
-    """Return the sentence about candles that stand still, empty if they are few."""
-    if report.still <= TOLD_STILL_SHARE * report.rows:
-        return ""
-    return (
-        f"{report.series}: {report.still / report.rows:.1%} of the candles ({report.still:,}) stand still, with open = "
-        f"high = low = close and volume 0; above {MAX_STILL_SHARE:.0%} of its training span a series is not trained"
-    )
-
-
-def leap_sentence(leaps: list[str]) -> str:
-    """Return the sentence about leaps of the price level, empty if there is none."""
-    more = f" and {len(leaps) - 3:,} more" if len(leaps) > 3 else ""
-    return (
-        f"the price level leaps {', '.join(leaps[:3])}{more}: another unit or coin, so nothing is computed across it; "
-        "begin after it with --since to leave out what lies before"
-        if leaps
-        else ""
-    )
-
-
-def table(report: IngestReport) -> str:
-    """Return the text summary: a line per series, then the reasons."""
-    rows = [("series", "status", "candles", "first", "last", "holes", "missing")]
-    for s in report.series:
-        missing = sum(hole["bars"] for hole in s.holes)
-        period = (_minute(s.first), _minute(s.last))
-        rows.append((str(s.series), s.status, f"{s.rows:,}", *period, f"{len(s.holes):,}", f"{missing:,}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, *(f"  {s.series}: {s.reason}" for s in report.series if s.reason)])
-
-
-def details(report: IngestReport) -> list[str]:
-    """Return every hole and every note of every series."""
-    lines = []
-    for s in report.series:
-        lines += [
-            f"{s.series}: {_minute(h['from'])} to {_minute(h['to'])}, {counted(h['bars'], 'candle')}, {h['cause']}"
-            for h in s.holes
-        ]
-        lines += s.notes
-    return lines
-
-
-def _minute(moment: str | None) -> str:
-    return (moment or "")[:16].replace("T", " ")

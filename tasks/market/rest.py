@@ -1,0 +1,114 @@
+"""Candles of the exchange's REST API: a day of a hole, and the newest, which no file has yet (`--tail`).
+
+REST is the last resort: it is refused in some countries (451) and bans clients with too many requests (418). It is
+disabled for the rest of a run after one refusal or malformed reply.
+"""
+
+from typing import Any
+
+import polars as pl
+
+from schemas.coins import MONTH
+from schemas.identity import SeriesId
+from tasks.market.client import HttpSource, NotFound, Rejected, SourceFault
+from tasks.market.fetch import Fetched
+from tasks.market.ingestion import Ingestion
+from tasks.market.klines import write_parquet
+from tasks.market.layout import DAY, SourceFile, grid_of, opening_days, period_bounds, utc_text
+from tasks.market.parser import check, read, to_microseconds, validate_klines
+from tasks.market.writer import trim_all, with_stored_columns
+
+PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
+# candles per page; a day of minutes fits one page of futures
+_PAGE = {"spot": 1000, "um": 1500, "cm": 1500, "sim": 1000}
+_MAX_TAIL_DAYS = 40  # of provisional candles; older gaps are filled by files
+_NAMES = {MONTH: "1M"}  # file names use 1mo: on case-insensitive disks 1M and 1m are the same name
+NO_REST = "the source has no REST API"
+
+
+def fetch_day(run: Ingestion, series: SeriesId, day: str) -> Fetched | None:
+    """Return a day of candles that ended before the run's end; None if REST has none or is not available.
+
+    Only servers have REST, until the first refusal.
+    """
+    if run.rest_off or not isinstance(run.source, HttpSource):
+        return None
+    try:
+        rows = _ask(run.source, series, *period_bounds(day))
+    except Rejected:
+        return None
+    except NotFound:
+        run.rest_off = NO_REST
+        return None
+    except SourceFault as fault:
+        run.rest_off = f"REST {fault}"
+        run.notes.append(f"REST not available: {fault}")
+        return None
+    end = min(run.end, run.now + int(1e6 * min(0, run.source.clock_ahead or 0)))
+    closed = [row for row in rows if grid_of(series.timeframe).end(to_microseconds(row[0])) <= end]
+    csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
+    file = SourceFile(series, "rest", day, f"rest/{series.symbol}/{series.timeframe}/{day}.json", "rest")
+    return Fetched(file, csv.encode(), "rest") if closed else None
+
+
+def _ask(source: HttpSource, series: SeriesId, start: int, end: int) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    page_size = _PAGE[series.market]
+    while start < end:
+        query: dict[str, str | int] = {
+            "symbol": series.symbol,
+            "interval": _NAMES.get(series.timeframe, series.timeframe),
+        }
+        query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": page_size}
+        page = source.klines(PATHS[series.market], query)
+        if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
+            raise SourceFault("answered with something other than a list of candles")
+        times = [to_microseconds(row[0]) for row in page]
+        # also prevents an endless loop
+        if times and not start <= min(times) <= max(times) < end:
+            raise SourceFault("answered with candles outside the requested time range")
+        rows += page
+        if len(page) < page_size:
+            break
+        start = grid_of(series.timeframe).end(max(times))
+    return rows
+
+
+def refresh_tail(run: Ingestion) -> None:
+    """Fetch the closed candles after each series' last stored candle to `provisional/`, replacing the old tail."""
+    if not isinstance(run.source, HttpSource):
+        run.notes.append(f"no tail: {run.source.name} has no REST API")
+        return
+    for series in run.plans:
+        parts = [p for p in run.manifest.parts(series).values() if p.runs]
+        if not parts or run.rest_off:
+            continue
+        last = parts[-1].runs[-1][1]
+        if run.end - last > _MAX_TAIL_DAYS * DAY:
+            run.notes.append(
+                f"{series}: files end {utc_text(last)}, too long ago to fetch the tail from REST"
+            )
+            continue
+        fetched = [
+            f
+            for day in opening_days(grid_of(series.timeframe), last, run.end)
+            if (f := fetch_day(run, series, day))
+        ]
+        rows = _clean(run, series, fetched).filter(pl.col("open_time").to_physical() >= last)
+        path = series.folder(run.home, "provisional") / "tail.parquet"
+        if rows.height:
+            write_parquet(path, rows)
+        else:
+            path.unlink(missing_ok=True)
+    if run.rest_off:
+        run.notes.append(f"no tail: {run.rest_off}; data ends with the newest file")
+
+
+def _clean(run: Ingestion, series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
+    """Parse and check REST candles like candles of a file."""
+    arrived = trim_all(fetched)
+    run.notes += [f"{item.file}: {item.fault}" for item in fetched if item.fault]
+    frame, faults = read(arrived)
+    checked, more = check(series, arrived, frame)
+    run.notes += [f"{arrived[index].file}: {fault}" for index, fault in (faults | more).items()]
+    return validate_klines(with_stored_columns(checked.rows), series.timeframe)
