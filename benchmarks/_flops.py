@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cpbmodels.arch.presets import preset
-from cpbmodels.device import steps
+from cpbmodels.fleet import one_step
 
 COUNTED_AS = {"lstm": "lstm-manual"}  # oneDNN's and cuDNN's fused LSTMs hide their products from the counter
 
@@ -16,7 +16,7 @@ def flops_per_window(architecture: str, **overrides: int) -> float:
     """Forward and backward products of one training window; elementwise work and the optimizer not counted."""
     name = COUNTED_AS.get(architecture, architecture)
     options = preset(f"seed-{architecture}", name, **{**overrides, "batch_size": 2, "mixed_precision": "off"})
-    step = steps.fleet_step(name, options, 1, torch.device("cpu"), torch.float32, rows=400)
+    step = one_step.fleet_step(name, options, 1, torch.device("cpu"), torch.float32, rows=400)
     with FlopCounterMode(display=False) as counter:
         step.eager()
     return counter.get_total_flops() / options.batch_size
@@ -54,7 +54,7 @@ def floor_bytes(architecture: str, batch: int, **overrides: int) -> float:
     for windows in (2, 4):  # what does not grow with the batch is told from what does
         sizes = {**overrides, "batch_size": windows, "mixed_precision": "off"}
         options = preset(f"seed-{architecture}", name, **sizes)
-        step = steps.fleet_step(name, options, 1, torch.device("cpu"), torch.float32, rows=400)
+        step = one_step.fleet_step(name, options, 1, torch.device("cpu"), torch.float32, rows=400)
         with _Traffic(step.fleet.flat) as traffic:
             step.eager()
         values.append(traffic.values)

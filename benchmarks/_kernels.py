@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpbmodels.arch.layers import Layout
 from cpbmodels.arch.presets import preset
-from cpbmodels.device import steps
+from cpbmodels.fleet import one_step
 
 NO_LAUNCH = {
     "view",
@@ -180,7 +180,7 @@ def launches(architecture: str, members: int = 40) -> Counter[str]:
     empty = patch.object(Layout, "initial", lambda layout, seed: np.zeros(layout.size, np.float16))
     with meta_kernels(), KernelLog() as log:
         with empty:  # 40 LSTMs' initial weights are 80 million random numbers that nobody looks at
-            step = steps.fleet_step(architecture, options, members, meta, torch.bfloat16, rows=500)
+            step = one_step.fleet_step(architecture, options, members, meta, torch.bfloat16, rows=500)
         log.launches.clear()
         step()
     return log.launches

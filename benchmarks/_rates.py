@@ -5,7 +5,7 @@ import re
 import torch
 
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
-from cpbmodels.device.steps import seconds
+from cpbmodels.doctor.pace import best_seconds
 
 DATA_SHEET_BF16 = {
     "A10": 125.0,
@@ -38,7 +38,7 @@ def matmul_tflops(device: torch.device, precision: str, size: int) -> float:
     """TFLOP/s of a [size, size] product, on random data."""
     # Random data: with zeros a chip draws less power, clocks higher and looks a tenth faster.
     a, b = (torch.randn(size, size, device=device).to(_DTYPES[precision]) for _ in range(2))
-    best = seconds(lambda: torch.mm(a, b), device, inner=3)
+    best = best_seconds(lambda: torch.mm(a, b), device, inner=3)
     return 2 * size**3 / best / 1e12  # a product of n x n matrices is n^3 multiplications and n^3 additions
 
 
@@ -46,4 +46,4 @@ def copy_gbs(device: torch.device, megabytes: int) -> float:
     """GB/s of a copy inside the device's memory, bytes read and bytes written counted both."""
     source = torch.empty(megabytes * 1_000_000, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds(lambda: target.copy_(source), device, inner=20) / 1e9
+    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), device, inner=20) / 1e9

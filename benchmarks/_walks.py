@@ -2,7 +2,7 @@
 
 from cpbmodels.arch.options import Preset
 from cpbmodels.data.series import Series
-from cpbmodels.device.steps import walk as _walk
+from cpbmodels.fleet.one_step import walk as _walk
 
 
 def walks(members: int, rows: int) -> list[Series]:

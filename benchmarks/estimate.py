@@ -22,9 +22,9 @@ import torch
 from benchmarks._paired import table
 from benchmarks.pipeline import measure
 from cpbmodels import architecture, preset
-from cpbmodels.arch.options import Preset
-from cpbmodels.device.doctor import ESTIMATED, profile_for
-from cpbmodels.device.pace import Run, members_on_gpu, time_fleet, time_on_cores, training_seconds
+from cpbmodels.arch.options import Preset, profile_for
+from cpbmodels.doctor.examine import ESTIMATED
+from cpbmodels.doctor.pace import Run, members_on_gpu, time_fleet, time_on_cores, training_seconds
 from schemas.handover import ShardJob, ShardResult
 from tasks.running.cores import usable_cores
 from tasks.storage.records import read_record

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --device cpu --tiny            # the same code in seconds; CI runs this
 
 1. machine      its matmul rate today (the roof);
-2. gradients    a step's losses and gradient at the seed size against float64 (`cpbmodels.kernels.check`);
+2. gradients    a step's losses and gradient at the seed size against float64 (`cpbmodels.fleet.kernel_check`);
 3. correctness  losses per epoch against float64 on a CPU, in every precision, with unequal histories and early stops,
                 and that the comparison is alive: losses fall, graphs were replayed, a rate 1 % larger is told apart;
 4. kernels      what one replay launches, as the profiler sees it, beside the count of benchmarks/_kernels.py and the
@@ -40,14 +40,13 @@ from benchmarks._paired import table
 from benchmarks._walks import walk, walks
 from cpbmodels import Member, preset
 from cpbmodels.arch.torch_private import DeviceType
-from cpbmodels.device import steps
 from cpbmodels.device.monitor import Monitor
-from cpbmodels.device.steps import seconds as best_seconds
+from cpbmodels.doctor.pace import best_seconds
+from cpbmodels.fleet import kernel_check, one_step
 from cpbmodels.fleet.config import write_whole
 from cpbmodels.fleet.graphs import Graphs
+from cpbmodels.fleet.kernel_switch import described
 from cpbmodels.fleet.results import EpochRecord
-from cpbmodels.kernels import check
-from cpbmodels.kernels.support import described
 
 JOBS = {"transformer": (5000, 50), "gru": (5000, 100), "lstm": (7000, 200)}
 """Candles and epochs of the seed presets."""
@@ -147,17 +146,21 @@ class Captures:
 
 
 def gradients(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
-    """Distances from float64 of one step at the seed size, as `cpbmodels.kernels.check` measures them; `ok` if few."""
+    """Distances from float64 of one step at the seed size, by `cpbmodels.fleet.kernel_check`; `ok` if few."""
     device, compute = torch.device(args.device), DTYPES[mixed(args.device)[0]]
     options = preset(f"seed-{architecture}", architecture, **args.sizes)
-    off = check.kernels_off(architecture, options, device, compute)
+    off = kernel_check.kernels_off(architecture, options, device, compute)
     shape = architecture, options, device, compute
-    row: dict[str, Any] = check.compare(*shape, kernels=not off or off.startswith(check.WRONG))
+    row: dict[str, Any] = kernel_check.compare(*shape, kernels=not off or off.startswith(kernel_check.WRONG))
     faults = []
     if "gradient" in row:
-        faults = list(check.faults(row))
-        row |= check.same_bits(*shape)
-    ok = not faults and False not in row.values() and row["torch_gradient"] < check.MAX_GRADIENT_DISTANCE
+        faults = list(kernel_check.faults(row))
+        row |= kernel_check.same_bits(*shape)
+    ok = (
+        not faults
+        and False not in row.values()
+        and row["torch_gradient"] < kernel_check.MAX_GRADIENT_DISTANCE
+    )
     return row | {"kernels": described(off), "ok": ok}
 
 
@@ -248,7 +251,7 @@ def kernel_table(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
         return row
     for way, wanted in (("", True), ("off_", False)):
         begun = time.perf_counter()
-        step = steps.fleet_step(architecture, options, args.members, device, compute, kernels=wanted)
+        step = one_step.fleet_step(architecture, options, args.members, device, compute, kernels=wanted)
         for _ in range(5):  # warm, then captured
             step()
         row[f"{way}start_s"] = time.perf_counter() - begun  # compiling what is not on disk, and the capture

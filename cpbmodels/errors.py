@@ -57,3 +57,8 @@ def pip(command: str, *arguments: str) -> str:
     python = sys.executable
     tool = (python, "-m", "pip", command) if find_spec("pip") else ("uv", "pip", command, "--python", python)
     return shlex.join([*tool, *arguments])
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,7 +1,7 @@
 """What an architecture is: facts about it, the weights it needs, and a map from windows to the head's raw outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
@@ -13,10 +13,8 @@ from torch import Tensor
 from cpbmodels.arch.heads import HEADS, Head
 from cpbmodels.arch.layers import Draws, Param, Weights, is_exactly
 from cpbmodels.arch.options import Preset
+from cpbmodels.arch.task import MemberData
 from cpbmodels.data import RETURNS
-from cpbmodels.data.ranges import TrainingOrigins
-from cpbmodels.data.series import Series
-from cpbmodels.fleet.bank import Task
 
 Masks = list[list[Tensor | None]]
 
@@ -66,37 +64,11 @@ class ArchitectureSpec:
 @dataclass(frozen=True)
 class Batch:
     """Windows of K members: inputs [K, B, C, F], and as decoders read them (`heads.to_feedback`) the origin's candle
-    [K, B, 4] and, under teacher forcing, the true candles [K, B, H, 4]. `kernels`: run on `cpbmodels.kernels`."""
+    [K, B, 4] and, under teacher forcing, the true candles [K, B, H, 4]."""
 
     inputs: Tensor
     start: Tensor
     truth: Tensor | None = None
-    kernels: bool = False
-
-
-@dataclass(frozen=True)
-class MemberData:
-    """One member's training data, for architectures that fit weights in closed form.
-
-    columns: names of the F input columns, without the calendar.
-    mean, inverse: float64 [F], their scaling: the model reads (column - mean) * inverse.
-    """
-
-    columns: tuple[str, ...]
-    mean: np.ndarray
-    inverse: np.ndarray
-    task: Task
-    series: Sequence[Series]
-    starts: tuple[int, ...]  # first row of each series in the bank
-
-    def origins(self) -> TrainingOrigins:
-        """The member's training origins by series, as rows of each series."""
-        out = []
-        for index in self.task.series_indices:
-            series, start = self.series[index], self.starts[index]
-            rows = self.task.train[(self.task.train >= start) & (self.task.train < start + len(series))]
-            out.append((series, rows - start))
-        return out
 
 
 class Architecture(ABC):
@@ -121,7 +93,7 @@ class Architecture(ABC):
 
     @classmethod
     def no_kernels(cls, options: Preset) -> str:
-        """Why `cpbmodels.kernels` cannot run it with these options; "" if `forward` uses `batch.kernels`."""
+        """Why `cpbmodels.kernels` cannot run it with these options; "" if `cpbmodels.kernels.forward` can."""
         return "the architecture has none"
 
     def layers(self, part: str) -> list[str]:

@@ -64,10 +64,6 @@ class Gru(Architecture):
 
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
-        if batch.kernels:
-            from cpbmodels.kernels.decoder import gru_forward  # imports triton
-
-            return gru_forward(self, batch, w, draws)
         states, last = gru(batch.inputs, w, self.layers("encoder"), self.options.dropout, draws)
         K, B, T, H = states.shape
         states = states.reshape(K, B * T, H)

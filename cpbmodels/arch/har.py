@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch, MemberData
+from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch
 from cpbmodels.arch.heads import START_DF, START_SCALE
 from cpbmodels.arch.layers import Draws, Param, Weights, dropout, linear, linear_params
 from cpbmodels.arch.options import Preset
+from cpbmodels.arch.task import MemberData
 from cpbmodels.data import ROLLING
 from cpbmodels.data.ranges import RangeModel, fit_ranges
 from cpbmodels.data.student_t import QUANTILES, t_quantiles

@@ -205,11 +205,10 @@ def _index(count: int, device: torch.device) -> Tensor:
 class Draws:
     """The draws of one training step of K members. `seeds` and `steps` are int64 [K] on the device.
 
-    kernels: dropout and its masks by `cpbmodels.kernels`, with the same bits.
+    `cpbmodels.kernels.dropout.KernelDraws` draws the same bits in fewer launches.
     """
 
-    def __init__(self, seeds: Tensor, steps: Tensor, micro: int = 0, *, kernels: bool = False) -> None:
-        self.kernels = kernels
+    def __init__(self, seeds: Tensor, steps: Tensor, micro: int = 0) -> None:
         layers = torch.arange(1, KEYS_PER_STEP + 1, device=seeds.device) * 0x5851F42D4C957F2D
         mixed = _mix64(seeds * 0x2545F4914F6CDD1D + _mix64(steps + micro * 0x1000003))
         self.keys = _mix64(mixed[:, None] + layers).to(torch.int32).unsqueeze(-1).unbind(1)
@@ -243,20 +242,14 @@ class Draws:
 
     def factors(self, rate: PerRow, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """`shape` [K, ...]: 0 where dropout at `rate` drops, else 1 / (1 - rate)."""
-        if self.kernels:
-            from cpbmodels.kernels.dropout import factors  # imports triton
-
-            return factors(rate, self.next_key(), shape, dtype)
         kept = self.below(1 - rate, shape).to(dtype)
         return kept.mul_(by_row(1 / (1 - rate), kept))
+
+    def dropped(self, x: Tensor, rate: PerRow) -> Tensor:
+        """x [K, ...] times `factors`."""
+        return x * self.factors(rate, x.shape, x.dtype)
 
 
 def dropout(x: Tensor, rate: PerRow, draws: Draws | None) -> Tensor:
     """x [K, ...] with values dropped at `rate` and the rest scaled up; x itself where `draws` is None."""
-    if draws is None or is_exactly(rate, 0):
-        return x
-    if draws.kernels:
-        from cpbmodels.kernels.dropout import dropout as by_kernel  # imports triton
-
-        return by_kernel(x, rate, draws.next_key())
-    return x * draws.factors(rate, x.shape, x.dtype)
+    return x if draws is None or is_exactly(rate, 0) else draws.dropped(x, rate)

@@ -33,12 +33,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch import find
-from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch, MemberData
+from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch
 from cpbmodels.arch.har import FITTED, HAR_COLUMNS, OfOneCandle, fitted_weights, with_candle
 from cpbmodels.arch.heads import BENDING as BENDING_BY_LEVEL
 from cpbmodels.arch.heads import COPIES, MAX_BEND, bent
 from cpbmodels.arch.layers import Draws, Layout, Param, Weights, embed, linear, linear_params
 from cpbmodels.arch.options import SIZES, Preset
+from cpbmodels.arch.task import MemberData
 from cpbmodels.data.ranges import RangeModel, TrainingOrigins, fit_ranges, solve_ridge
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, QUARTERS_PER_DAY

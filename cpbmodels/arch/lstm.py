@@ -74,10 +74,6 @@ class Lstm(Architecture):
         states, last = lstm(
             batch.inputs, w, self.layers("encoder"), self.options.dropout, draws, manual=self.manual
         )
-        if batch.kernels:
-            from cpbmodels.kernels.decoder import lstm_forward  # imports triton
-
-            return lstm_forward(self, states, last, batch, w, draws)
         memory = self.project(states, w)
         uses = self.head.steps
         maps = {

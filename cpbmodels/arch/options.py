@@ -196,6 +196,9 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 }
 """Hardware profiles: fleet size and precision for a device; they change how a model is trained, not the model."""
 
+GPU_PROFILES = (("gpu-80gb", 70e9), ("gpu-16gb", 14e9), ("gpu-6gb", 5e9))
+"""Those of GPUs, largest first, with the bytes that such a card has left of its nominal memory."""
+
 PROFILE_SIZES: Mapping[str, Mapping[str, Any]] = {"gpu-6gb": {"batch_size": 16, "context": 20}}
 """What the original notes recommend for the seed models on such a device. They change the models, so they are
 never applied automatically: only naming the profile with a seed preset applies them, as overrides."""
@@ -324,3 +327,9 @@ def _is_per_member(name: str, values: Any) -> bool:
     if ALIASES.get(name, name) not in ("features", "members"):
         return True
     return bool(len(values)) and not isinstance(values[0], str)
+
+
+def profile_for(total_bytes: float) -> str:
+    """The largest profile that fits a GPU with this much memory; below 5 GB the smallest, whose fleets are halved
+    where they do not fit: the profile `cpu` would run without CUDA graphs."""
+    return next((name for name, needed in GPU_PROFILES if total_bytes >= needed), GPU_PROFILES[-1][0])

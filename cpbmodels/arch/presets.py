@@ -147,3 +147,8 @@ def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> 
             "leave it out or choose n_layers from 2 to 16."
         )
     return sentences
+
+
+def default_preset(architecture: str, profile: str | None = None) -> Preset:
+    """The preset an architecture is trained with when none is named: its seed preset, or the default."""
+    return preset(find(architecture).spec.default_preset, architecture, profile)

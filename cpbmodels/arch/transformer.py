@@ -96,10 +96,6 @@ class Transformer(Architecture):
 
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
-        if batch.kernels:
-            from cpbmodels.kernels.transformer import forward  # imports triton
-
-            return forward(self, batch, w, draws is not None or is_exactly(self.options.teacher_forcing, 0))
         memory = self.memories(self.encode(batch, w, draws), w)
         if is_exactly(self.options.teacher_forcing, 0):
             reads = [batch.start] * self.head.steps

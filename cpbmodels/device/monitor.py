@@ -1,4 +1,4 @@
-"""What a device does: memory, utilisation and power beside a running training, and where a training step ran.
+"""What a device does: memory, utilisation and power beside a running training.
 
 Sampling never syncs the device.
 
@@ -11,27 +11,18 @@ NVML is read by pynvml (package nvidia-ml-py), which is opened lazily and does n
 import contextlib
 import importlib
 import os
-import re
-import shutil
-import subprocess
 import threading
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from cpbmodels.arch.torch_private import DeviceType, DispatchMode
 from cpbmodels.errors import pip_install
 
 MB = 2**20  # as nvidia-smi counts
-PROC_DRIVER = Path("/proc/driver/nvidia/version")
 MIN_UTILISATION_PERCENT = 20.0  # below, the device mostly waits for the host
 _RSS = {"VmRSS": "rss_mb", "VmHWM": "rss_peak_mb"}  # names in /proc
 MIN_SAMPLES = 10  # a mean over fewer tells nothing about a run
@@ -211,98 +202,3 @@ def resident_mb() -> dict[str, float]:
             if name in _RSS:
                 memory[_RSS[name]] = int(value.split()[0]) * 1024 / MB
     return memory
-
-
-def kernels(step: Callable[[], object], device: torch.device) -> dict[str, float]:
-    """The GPU kernels of one `step` with their time in µs, longest first; copies are left out.
-
-    Empty on a GPU without CUPTI, the library through which the profiler sees kernels.
-    """
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
-        step()
-        torch.cuda.synchronize(device)
-    times: Counter[str] = Counter()
-    for event in trace.events():
-        if event.device_type == DeviceType.CUDA and not event.name.startswith("Mem"):
-            times[event.name] += event.time_range.elapsed_us()
-    return dict(times.most_common())
-
-
-class OperatorLog(DispatchMode):
-    """Which operators, forward and backward, gave a CPU tensor while it was entered: `on_cpu`, in order.
-
-    A single number does not count: a step counter or a learning rate belongs on the host.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on_cpu: dict[str, None] = {}
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """torch's hook: run the operator and look at what it gave."""
-        result = func(*args, **(kwargs or {}))
-        for item in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(item, torch.Tensor) and item.device.type == "cpu" and item.numel() > 1:
-                self.on_cpu[str(func)] = None
-        return result
-
-
-def operators_on_cpu(step: Callable[[], object]) -> list[str]:
-    """Run `step` once, operator by operator; the operators that gave CPU tensors, such as `aten.mm.default`."""
-    with OperatorLog() as log:
-        step()
-    return list(log.on_cpu)
-
-
-@dataclass(frozen=True)
-class Chip:
-    """A GPU as the driver knows it, whether or not torch can use it."""
-
-    name: str
-    capability: tuple[int, int]
-
-    def __str__(self) -> str:
-        """`Tesla P100 (sm_60)`."""
-        return f"{self.name} (sm_{self.capability[0]}{self.capability[1]})"
-
-
-def chips() -> tuple[Chip, ...]:
-    """The GPUs that NVML lists, in its order; none where NVML cannot be read."""
-    found = list[Chip]()
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return ()
-    with contextlib.suppress(nvml.NVMLError):  # no driver, or one that does not answer
-        nvml.nvmlInit()
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-            found.append(Chip(str(nvml.nvmlDeviceGetName(handle)), (major, minor)))
-    return tuple(found)
-
-
-def driver_version() -> str | None:
-    """Version of the loaded NVIDIA driver ("580.159.03"), or None."""
-    with contextlib.suppress(OSError):
-        if match := re.search(r"Module\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", PROC_DRIVER.read_text()):
-            return match[1]
-    match = re.match(r"\d+\.\d+(\.\d+)?", nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"))
-    return match[0] if match else None
-
-
-def nvidia_smi(*arguments: str) -> str:
-    """What nvidia-smi prints; "" if it is missing or fails (it fails if the driver is broken)."""
-    if (program := shutil.which("nvidia-smi")) is None:
-        return ""
-    try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.options import Preset
+from cpbmodels.arch.task import Task
 from cpbmodels.data import MAX_STILL_SHARE, RETURNS
 from cpbmodels.data.columns import SCALED
 from cpbmodels.data.series import Series
@@ -84,22 +85,6 @@ def fit_scaling(columns: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray
             mean[index] = values.mean() if len(values) else 0.0
             inverse[index] = 1 / spread if spread > 1e-9 else 1.0
     return mean, inverse
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one member learns from: its seed, its series, and the origins of its windows as rows of the bank."""
-
-    seed: int
-    symbol: str
-    timeframe: str
-    series_indices: tuple[int, ...]  # the series it learns
-    train: np.ndarray  # int64 rows of the bank
-    validation: np.ndarray  # int64 rows of the bank
-    mean: np.ndarray  # float64 [columns], with `inverse` the scaling of the bank's columns
-    inverse: np.ndarray
-    options: Preset  # of this member: members of a fleet may differ in those of `arch.options.PER_MEMBER`
-    index: int = 0  # its place among the members of the call
 
 
 class MemberPlan(NamedTuple):

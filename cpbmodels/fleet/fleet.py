@@ -207,9 +207,7 @@ class Fleet:
         window = net.gather(bank, origins, self.scaling.rows(count), future=True)
         draws, options = _NO_DRAWS, self.net.options
         if options.dropout > 0 or 0 < options.teacher_forcing < 1:  # alike in all rows: `fleet_key`
-            draws = Draws(
-                self.seeds[:count], self.steps[:count].long(), part, kernels=net.kernels is not None
-            )
+            draws = self._draws(self.seeds[:count], self.steps[:count].long(), part)
         losses = (net.loss(window, prefix.weights, draws) * weight).sum(1)  # [K, B] -> [K]
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
@@ -219,6 +217,13 @@ class Fleet:
             return self._collect(prefix, grads, first=part == 0)
         (foreach_add_ if part else foreach_copy_)(prefix.grads, grads)
         return self.grad[:count]
+
+    def _draws(self, seeds: Tensor, steps: Tensor, part: int) -> Draws:
+        if not self.kernels:
+            return Draws(seeds, steps, part)
+        from cpbmodels.kernels.dropout import KernelDraws  # imports triton
+
+        return KernelDraws(seeds, steps, part)
 
     def _collect(self, prefix: Prefix, grads: tuple[Tensor, ...], *, first: bool) -> Tensor:
         """The same on a GPU, in two launches: copies into strided views would be a launch for each weight.

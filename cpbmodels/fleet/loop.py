@@ -23,14 +23,15 @@ from torch import Tensor
 
 from cpbmodels.arch import find
 from cpbmodels.arch.options import IN_RATE, SCHEDULES, Preset, differing
+from cpbmodels.arch.task import Task
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
-from cpbmodels.fleet.bank import Bank, Scaling, Task, epoch_order, steps_per_epoch
+from cpbmodels.fleet.bank import Bank, Scaling, epoch_order, steps_per_epoch
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
+from cpbmodels.fleet.kernel_switch import off_reason
 from cpbmodels.fleet.net import Net, windows_in_flight
 from cpbmodels.fleet.results import Checkpoints, OnEpoch, OnStep, is_same, report_epoch, report_step
-from cpbmodels.kernels.support import off_reason
 
 REPORT_INTERVAL_S = 0.3
 """Seconds between two reports within an epoch: often enough for a bar, and nothing beside the steps."""
@@ -71,7 +72,7 @@ class FleetJob:
 
     @property
     def kernels_off(self) -> str:
-        """Why the fleet does not use `cpbmodels.kernels`; "" where it may, if `check.kernels_off` agrees."""
+        """Why the fleet does not use `cpbmodels.kernels`; "" where it may, if `kernel_check.kernels_off` agrees."""
         return off_reason(
             find(self.architecture), self.options, self.device, self.compute, wanted=self.kernels
         )

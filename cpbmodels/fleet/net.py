@@ -123,16 +123,23 @@ class Net:
             inputs = torch.cat([inputs, code.expand(-1, -1, inputs.shape[2], -1)], -1)
         forced = draws is not None and not is_exactly(self.options.teacher_forcing, 0)
         truth = to_feedback(window.truth).to(kind) if forced and window.truth is not None else None
-        batch = Batch(inputs, to_feedback(window.start).to(kind), truth, kernels=kind == self.kernels)
+        batch = Batch(inputs, to_feedback(window.start).to(kind), truth)
         if self.options.checkpoint_gradients and draws is not None:
             raw = self._recomputed(batch, w, draws)
         else:
-            raw = self.architecture.forward(batch, w, draws)
+            raw = self._forward(batch, w, draws)
         raw = raw.to(window.start.dtype)
         if window.codes is None or self.options.calendar_dim:
             return raw
         shift = embed(window.codes, w["calendar"]).to(raw.dtype).unsqueeze(-1)
         return torch.cat([raw[..., :1], raw[..., 1:2] + shift, raw[..., 2:]], -1)  # output 1 is the log-scale
+
+    def _forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
+        if batch.inputs.dtype != self.kernels:
+            return self.architecture.forward(batch, w, draws)
+        from cpbmodels.kernels.forward import forward  # imports triton
+
+        return forward(self.architecture, batch, w, draws)
 
     def _recomputed(self, batch: Batch, w: Weights, draws: Draws) -> Tensor:
         """Keep no activations: the backward pass runs the forward pass again, with the same random draws."""
@@ -140,7 +147,7 @@ class Net:
 
         def forward() -> Tensor:
             draws.layer = layer
-            return self.architecture.forward(batch, w, draws)
+            return self._forward(batch, w, draws)
 
         raw: Tensor = checkpoint(forward, use_reentrant=False, preserve_rng_state=False)
         return raw

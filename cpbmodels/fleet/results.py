@@ -28,16 +28,17 @@ from torch import Tensor
 
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.options import Preset
+from cpbmodels.arch.task import Task
 from cpbmodels.data import touch
 from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.bank import Task, evenly_spread
+from cpbmodels.fleet.bank import evenly_spread
 from cpbmodels.fleet.config import FORMAT, write_whole
+from cpbmodels.fleet.kernel_switch import described
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.net import Net, windows_in_flight
 from cpbmodels.fleet.predict import predict_each
-from cpbmodels.kernels.support import described
 
 if TYPE_CHECKING:
     from cpbmodels.fleet.loop import FleetJob, Loop

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cpbmodels.arch import find
-from cpbmodels.arch.base import MemberData
+from cpbmodels.arch import find, presets
 from cpbmodels.arch.line import AVERAGE
 from cpbmodels.arch.options import PER_MEMBER, Preset, fleet_key, overrides_by_member
-from cpbmodels.arch.presets import preset as resolve
+from cpbmodels.arch.task import MemberData
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
@@ -39,6 +38,7 @@ from cpbmodels.fleet.bank import (
     plan_tasks,
 )
 from cpbmodels.fleet.fleet import Fleet
+from cpbmodels.fleet.kernel_check import fault
 from cpbmodels.fleet.loop import FleetJob, Loop, Stopped
 from cpbmodels.fleet.member import Member, average
 from cpbmodels.fleet.net import DTYPES, compute_dtype, pick_device, windows_in_flight
@@ -100,12 +100,12 @@ def train_fleet(
     def train_architecture(
         architecture: str, values_of_all: dict[str, Any], folder: Path | None, stage: int = 1, stages: int = 1
     ) -> list[Member]:
-        presets: dict[str, Preset] = {}  # equal overrides are resolved once
+        resolved: dict[str, Preset] = {}  # equal overrides once
         options = []
         for values in overrides_by_member(values_of_all, len(plans)):
-            if repr(values) not in presets:
-                presets[repr(values)] = resolve(preset, architecture, profile, **values)
-            options.append(presets[repr(values)])
+            if repr(values) not in resolved:
+                resolved[repr(values)] = presets.preset(preset, architecture, profile, **values)
+            options.append(resolved[repr(values)])
         if architecture == AVERAGE:
             common = {name: value for name, value in values_of_all.items() if name != "members"}
             return _train_average(
@@ -164,7 +164,7 @@ def why_not(series: Series, architecture: str = "har", preset: str = "default", 
 
     A series with a test span must also have an origin there, else its model could not be evaluated.
     """
-    options = resolve(preset, architecture, **overrides)
+    options = presets.preset(preset, architecture, **overrides)
     try:
         bank = Bank.build([series], options, torch.device("cpu"), torch.float32)
         make_task(bank, [series], MemberPlan((0,), 0, ""), options)
@@ -314,8 +314,6 @@ def _train_fleet_job(job: FleetJob) -> list[Member]:
     if find(job.architecture).spec.closed_form:
         return _solve_one(job)
     if not (off := job.kernels_off):
-        from cpbmodels.kernels.check import fault  # for GPUs alone
-
         off = fault(job.architecture, job.options, job.device, job.compute)
     job = replace(job, kernels=off or True)
     precision = torch.get_float32_matmul_precision()

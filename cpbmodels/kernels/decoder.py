@@ -1,4 +1,4 @@
-"""The decoders of `gru` and `lstm` on an NVIDIA GPU: a step is a launch per layer (`steps`) and one for the rest.
+"""The decoders of `gru` and `lstm` on an NVIDIA GPU: a step is a launch per layer (`cells`) and one for the rest.
 
 The rest is attention over the encoder, the output map and what is fed back. Weight gradients are formed once, over all
 steps. Keys carry no bias: softmax does not see what is added to all scores of a query.
@@ -11,23 +11,21 @@ queries and attended values are stored in the compute dtype.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from cpbmodels.arch.base import Batch
-from cpbmodels.arch.decoder import State
+from cpbmodels.arch.gru import Gru
 from cpbmodels.arch.layers import Draws, Weights
+from cpbmodels.arch.lstm import Lstm
+from cpbmodels.arch.recurrent import lstm
 from cpbmodels.kernels.attention import _memory_back, _step_attend, _step_attend_back
+from cpbmodels.kernels.cells import gru_step, gru_step_back, lstm_step, lstm_step_back, parts, query, row_sums
 from cpbmodels.kernels.recurrent import gru
-from cpbmodels.kernels.steps import gru_step, gru_step_back, lstm_step, lstm_step_back, parts, query, row_sums
 from cpbmodels.kernels.support import launch, product
-
-if TYPE_CHECKING:
-    from cpbmodels.arch.gru import Gru
-    from cpbmodels.arch.lstm import Lstm
 
 OUTPUTS = 4
 ATTENTION_WARPS, MEMORY_WARPS = 1, 4
@@ -348,10 +346,9 @@ def gru_forward(model: Gru, batch: Batch, w: Weights, draws: Draws | None) -> Te
     return _GruSteps.apply(batch, drawn, model.head.steps, *memory, *last, *weights)
 
 
-def lstm_forward(
-    model: Lstm, states: Tensor, last: list[State], batch: Batch, w: Weights, draws: Draws | None
-) -> Tensor:
-    """`Lstm.forward` after its encoder, whose states [K, B, T, H] and last (h, c) are given."""
+def lstm_forward(model: Lstm, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
+    """`Lstm.forward` over the kernels, after an encoder of torch's cells (why: `cpbmodels.arch.recurrent`)."""
+    states, last = lstm(batch.inputs, w, model.layers("encoder"), model.options.dropout, draws, manual=False)
     H = states.shape[-1]
     memory = torch.bmm(states.transpose(1, 2).flatten(1, 2), w["memory.weight"])
     of_state, of_attended = w["out.weight"].split(H, -1)

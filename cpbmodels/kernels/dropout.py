@@ -8,17 +8,16 @@ the product, as `Draws.factors` does, and the product is rounded once.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from typing_extensions import override
 
+from cpbmodels.arch.layers import Draws, PerRow
 from cpbmodels.kernels.support import launch
-
-if TYPE_CHECKING:
-    from cpbmodels.arch.layers import PerRow
 
 BLOCK = 1024
 
@@ -48,11 +47,20 @@ def _dropout(x, keys, limits, factors, out, n, s_key, MASKS: tl.constexpr, BLOCK
     tl.store(out + k * n + at, value.to(out.dtype.element_ty), at < n)
 
 
-def factors(rate: PerRow, key: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """`shape` [K, ...]: 0 where dropout at `rate` drops, else 1 / (1 - rate)."""
-    out = torch.empty(shape, device=key.device, dtype=dtype)
-    _run(None, rate, key, out)
-    return out
+class KernelDraws(Draws):
+    """`Draws` bit for bit, masks and dropout in one launch each."""
+
+    @override
+    def factors(self, rate: PerRow, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        key = self.next_key()
+        out = torch.empty(shape, device=key.device, dtype=dtype)
+        _run(None, rate, key, out)
+        return out
+
+    @override
+    def dropped(self, x: Tensor, rate: PerRow) -> Tensor:
+        out: Tensor = _Dropout.apply(x, rate, self.next_key())
+        return out
 
 
 def _run(x: Tensor | None, rate: PerRow, key: Tensor, out: Tensor) -> None:
@@ -102,7 +110,3 @@ class _Dropout(torch.autograd.Function):
         d_out = d_out.contiguous()
         _run(d_out, ctx.rate, key, d_x := torch.empty_like(d_out))
         return d_x, None, None
-
-
-dropout: Any = _Dropout.apply
-"""(x [K, ...], rate, key int32 [K, 1]) -> x with values dropped at `rate`, and the rest scaled up."""

@@ -1,7 +1,7 @@
 """A GRU layer on an NVIDIA GPU: all steps in one launch where its weights fit on the chip, else a launch a step.
 
 Shapes: K members, B windows, T steps, H hidden values, a power of 2 from 16 to 256. A program serves all steps of one
-member's rows. Precision, gate order and equations: `cpbmodels.kernels.steps`.
+member's rows. Precision, gate order and equations: `cpbmodels.kernels.cells`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cpbmodels.arch.layers import Draws, PerRow, Weights, dropout
-from cpbmodels.kernels.steps import (
+from cpbmodels.kernels.cells import (
     _get4,
     _gru_cell,
     _gru_cell_back,

@@ -12,7 +12,7 @@ arithmetic and all partial sums are float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -20,12 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from cpbmodels.arch.base import Batch
-from cpbmodels.arch.layers import Weights
+from cpbmodels.arch.layers import Draws, Weights, is_exactly
+from cpbmodels.arch.transformer import Transformer
 from cpbmodels.kernels.attention import cross_attention, one_query, self_attention
 from cpbmodels.kernels.support import launch, partial_sums, product, summed
-
-if TYPE_CHECKING:
-    from cpbmodels.arch.transformer import Transformer
 
 EPSILON = 1e-5  # torch's layer_norm
 ROWS = 32  # rows of a program; 16 and 64 were slower by 3 and 0.5 % of a step on an H100
@@ -245,8 +243,8 @@ bias_gelu: Any = _BiasGelu.apply
 """x [K, N, d], bias [K, 1, d] -> gelu(x + bias), by the error function; any d."""
 
 
-def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Tensor:
-    """Raw outputs [K, B, S, size]; `parallel`: all steps at once, else a step at a time, without gradient."""
+def transformer_forward(model: Transformer, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
+    """`Transformer.forward` over the kernels: raw outputs [K, B, S, size]."""
     (K, B, C, _), heads, layers = batch.inputs.shape, model.options.n_heads, model.options.n_layers
     x, normed = add_norm(_placed(batch.inputs, w, "embed", w["position"]), None, None)
     for depth in range(layers):
@@ -258,7 +256,8 @@ def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Ten
     memory = _Memories.apply(normed, w["memory.weight"], layers)
     # [K, 1, 2d] by layer: added where attention reads the product
     biases = w["memory.bias"].chunk(layers, -1)
-    if not parallel:
+    # Outside training a decoder that learned by teacher forcing reads its own candles, one step after the other.
+    if draws is None and not is_exactly(model.options.teacher_forcing, 0):
         return _stepwise(model, batch.start, memory, biases, w)
     S = model.head.steps
     if batch.truth is None:

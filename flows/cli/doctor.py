@@ -43,8 +43,10 @@ def doctor(
             emit({"services": problems, "exit": code})
         raise typer.Exit(code)
     quiet_libraries()
-    from cpbmodels.device.doctor import Problem, examine, lines
-    from cpbmodels.device.pace import Run
+    from cpbmodels.doctor.examine import examine
+    from cpbmodels.doctor.findings import Problem
+    from cpbmodels.doctor.pace import Run
+    from cpbmodels.doctor.report import lines
     from tasks.storage.wheel import second_library
     from tasks.training.local import MALLOC, kernel_cache
     from tasks.training.plan import MIN_MEMBERS
@@ -101,7 +103,7 @@ def default_spans() -> list[tuple[int, int]]:
 def _epochs_used() -> dict[str, dict[str, Any]]:
     """Return what models of the estimated presets in the home's store used of their epochs."""
     import cpbmodels
-    from cpbmodels.device.doctor import ESTIMATED
+    from cpbmodels.doctor.examine import ESTIMATED
     from tasks.tracking.epochs import epochs_used
     from tasks.tracking.experiment import NO_STORE
     from tasks.tracking.store import read_store

@@ -61,8 +61,9 @@ _NOT_TRAINING = (
     "cpbmodels/freqtrade.py",
     "cpbmodels/hub.py",
     "cpbmodels/mlflow.py",
-    # Measures a device and chooses the profile: they set how a model is trained, like the device itself.
+    # Measure a device: they say how a model is trained, like the device itself.
     "cpbmodels/device",
+    "cpbmodels/doctor",
     # Records and contracts: a job contains their values. Candles: a job contains the digest of its training candles.
     "schemas",
     "tasks/market",

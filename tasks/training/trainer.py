@@ -29,15 +29,15 @@ import numpy as np
 import torch
 
 import cpbmodels
+from cpbmodels.arch.options import profile_for
 from cpbmodels.data.cross_section import CrossSection
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET
-from cpbmodels.device.doctor import profile_for
 from cpbmodels.device.monitor import Monitor
+from cpbmodels.fleet.kernel_check import kernels_off
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.net import pick_device
 from cpbmodels.fleet.predict import predict_each
-from cpbmodels.kernels.check import kernels_off
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.failure import Failure
 from schemas.fleets import base_of, is_universal

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from cpbmodels.device import builds
+from cpbmodels.doctor import builds
 
 ROOT = Path(__file__).parents[2]
 

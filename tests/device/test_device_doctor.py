@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cpbmodels import architecture, architectures, preset
-from cpbmodels.device import builds, doctor, monitor, pace, steps
-from cpbmodels.device.monitor import Chip
+from cpbmodels.arch.options import profile_for
+from cpbmodels.device import chips, operators
+from cpbmodels.device.chips import Chip
+from cpbmodels.doctor import builds, examine, findings, pace, report
 from cpbmodels.errors import ModelError
+from cpbmodels.fleet import one_step
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task, steps_per_epoch
 from flows.cli import doctor as command_module
 from flows.cli.doctor import doctor as command
@@ -22,7 +25,7 @@ from schemas.errors import CpbError
 from tasks.training import plan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-GPU_WITH_DRIVER = doctor.GpuEvidence(("GPU 0: NVIDIA H200",), "580.159.03")
+GPU_WITH_DRIVER = findings.GpuEvidence(("GPU 0: NVIDIA H200",), "580.159.03")
 P100 = Chip("Tesla P100-PCIE-16GB", (6, 0))
 TINY = {"hidden_dim": 8, "n_heads": 2, "batch_size": 4, "dropout": 0.0}
 # Without those in closed form; an average has no step of its own: its members are trained.
@@ -37,31 +40,31 @@ def cuda_build(monkeypatch, cuda, *, available=False):
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine without any trace of a GPU; tests add the traces."""
-    monkeypatch.setattr(monitor, "PROC_DRIVER", tmp_path / "version")
-    monkeypatch.setattr(doctor, "PCI_DEVICES", tmp_path / "pci")
-    monkeypatch.setattr(monitor, "nvidia_smi", lambda *arguments: "")
-    monkeypatch.setattr(doctor, "chips", tuple)
+    monkeypatch.setattr(chips, "PROC_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(findings, "PCI_DEVICES", tmp_path / "pci")
+    monkeypatch.setattr(chips, "nvidia_smi", lambda *arguments: "")
+    monkeypatch.setattr(findings, "chips", tuple)
     monkeypatch.setattr(builds.platform, "machine", lambda: "x86_64")
     return tmp_path
 
 
 def test_signs_of_a_gpu(machine, monkeypatch):
-    assert doctor.gpu_evidence() == doctor.GpuEvidence((), None)
+    assert findings.gpu_evidence() == findings.GpuEvidence((), None)
     for name, vendor, kind in (("01", "0x10de", "0x030200"), ("02", "0x1002", "0x030000")):
         (machine / "pci" / name).mkdir(parents=True)
         (machine / "pci" / name / "vendor").write_text(vendor + "\n")
         (machine / "pci" / name / "class").write_text(kind + "\n")
-    assert doctor.gpu_evidence() == doctor.GpuEvidence(("PCI device 01",), None)
+    assert findings.gpu_evidence() == findings.GpuEvidence(("PCI device 01",), None)
     answers = {"--query-gpu=driver_version": "535.104.05\n535.104.05"}
-    monkeypatch.setattr(monitor, "nvidia_smi", lambda *arguments: answers[arguments[0]])
+    monkeypatch.setattr(chips, "nvidia_smi", lambda *arguments: answers[arguments[0]])
     signs = ("driver 535.104.05 is loaded", "PCI device 01")
-    assert doctor.gpu_evidence() == doctor.GpuEvidence(signs, "535.104.05")
+    assert findings.gpu_evidence() == findings.GpuEvidence(signs, "535.104.05")
     (machine / "version").write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\nGCC version: 13\n"
     )
-    monkeypatch.setattr(doctor, "chips", lambda: (P100,))
+    monkeypatch.setattr(findings, "chips", lambda: (P100,))
     signs = ("Tesla P100-PCIE-16GB (sm_60)", "driver 580.159.03 is loaded", "PCI device 01")
-    assert doctor.gpu_evidence() == doctor.GpuEvidence(signs, "580.159.03", (P100,))
+    assert findings.gpu_evidence() == findings.GpuEvidence(signs, "580.159.03", (P100,))
 
 
 DEAD = "CUDA unknown error - this may be due to an incorrectly set up environment"
@@ -76,26 +79,28 @@ def build_of(problem):
 def test_a_cpu_only_torch_gets_the_build_for_its_driver_and_chip(machine, monkeypatch):
     cuda_build(monkeypatch, None)
     monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
-    (problem,), notes = doctor.software_findings(GPU_WITH_DRIVER)
+    (problem,), notes = findings.software_findings(GPU_WITH_DRIVER)
     assert "torch 2.13.0+cpu is a CPU-only build" in problem.what
     assert build_of(problem) == f"torch==2.13.0+cu130 {INDEX}cu130"
     assert notes == []
     # of the same machine with another chip: CUDA 13 has no code for it
-    (problem,), _ = doctor.software_findings(doctor.GpuEvidence((str(P100),), "580.159.03", (P100,)))
+    (problem,), _ = findings.software_findings(findings.GpuEvidence((str(P100),), "580.159.03", (P100,)))
     assert build_of(problem) == f"torch==2.13.0+cu126 {INDEX}cu126"
     assert problem.remedy == "install torch's cu126 build, which fits driver 580.159.03 and sm_60"
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert "is built for AMD's GPUs" in doctor.software_findings(GPU_WITH_DRIVER)[0][0].what
+    assert "is built for AMD's GPUs" in findings.software_findings(GPU_WITH_DRIVER)[0][0].what
 
 
 def test_a_driver_too_old_for_this_torch_names_the_build_that_it_runs(machine, monkeypatch):
     cuda_build(monkeypatch, "13.0")
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
-    (problem,), _ = doctor.software_findings(doctor.GpuEvidence(("Tesla T4 (sm_75)",), "550.54.15"))
+    (problem,), _ = findings.software_findings(findings.GpuEvidence(("Tesla T4 (sm_75)",), "550.54.15"))
     assert problem.what == "driver 550.54.15 is too old for torch 2.13.0+cu130 (CUDA 13.0 needs 580.65)"
     assert problem.remedy.startswith("update the driver to 580.65 or newer, or install torch's cu126 build")
     assert build_of(problem) == f"torch==2.13.0+cu126 {INDEX}cu126"
-    (problem,), _ = doctor.software_findings(doctor.GpuEvidence(("driver 440.33.01 is loaded",), "440.33.01"))
+    (problem,), _ = findings.software_findings(
+        findings.GpuEvidence(("driver 440.33.01 is loaded",), "440.33.01")
+    )
     assert problem.remedy == (
         "no torch from 2.6 to 2.13.0, with which cpb runs, has a build for driver 440.33.01: update the driver to "
         "450.80 or newer"
@@ -106,7 +111,7 @@ def test_a_driver_too_old_for_this_torch_names_the_build_that_it_runs(machine, m
 def test_in_a_conda_environment_pip_is_named_with_its_reason(machine, monkeypatch):
     cuda_build(monkeypatch, None)
     monkeypatch.setattr(builds, "in_conda", lambda: True)
-    (problem,), _ = doctor.software_findings(GPU_WITH_DRIVER)
+    (problem,), _ = findings.software_findings(GPU_WITH_DRIVER)
     assert "PyTorch's own conda channel ends with 2.5.1" in problem.remedy
 
 
@@ -116,10 +121,10 @@ def test_a_gpu_without_driver_and_one_on_which_cuda_does_not_start(machine, monk
 
     cuda_build(monkeypatch, "13.0")
     monkeypatch.setattr(torch.cuda, "init", fail)
-    (problem,), _ = doctor.software_findings(doctor.GpuEvidence(("PCI device 0000:01:00.0",), None))
+    (problem,), _ = findings.software_findings(findings.GpuEvidence(("PCI device 0000:01:00.0",), None))
     assert "no NVIDIA driver" in problem.what
     assert "install the driver" in problem.remedy
-    (problem,), _ = doctor.software_findings(GPU_WITH_DRIVER)
+    (problem,), _ = findings.software_findings(GPU_WITH_DRIVER)
     assert f"CUDA does not start: {DEAD}" in problem.what
 
 
@@ -138,28 +143,28 @@ CU128 = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 
 def test_a_torch_without_code_for_the_chip_is_said_before_any_step(machine, monkeypatch):
     kaggle(monkeypatch, P100, CU128)
-    evidence = doctor.GpuEvidence((str(P100),), "560.35.03", (P100,))
-    (problem,), _ = doctor.software_findings(evidence)
+    evidence = findings.GpuEvidence((str(P100),), "560.35.03", (P100,))
+    (problem,), _ = findings.software_findings(evidence)
     assert problem.what.startswith(
         "torch 2.10.0+cu128 has no code for Tesla P100-PCIE-16GB (sm_60), so every step"
     )
     assert build_of(problem) == f"torch==2.10.0+cu126 {INDEX}cu126"
     # no step is tried on that GPU
     memory = {"index": 0, "memory_total_mb": 16_000.0, "memory_free_mb": 16_000.0}
-    monkeypatch.setattr(doctor, "gpu_evidence", lambda: evidence)
-    monkeypatch.setattr(doctor, "_gpu", lambda index: memory | {"name": P100.name, "capability": "6.0"})
+    monkeypatch.setattr(examine, "gpu_evidence", lambda: evidence)
+    monkeypatch.setattr(examine, "_gpu", lambda index: memory | {"name": P100.name, "capability": "6.0"})
     tried = []
-    monkeypatch.setattr(doctor, "_time_steps", lambda diagnosis, device, run: tried.append(device))
-    diagnosis = doctor.examine()
+    monkeypatch.setattr(examine, "_time_steps", lambda diagnosis, device, run: tried.append(device))
+    diagnosis = examine.examine()
     assert (diagnosis.device, diagnosis.exit_code, tried) == ("cpu", 1, [CPU])
-    text = "\n".join(doctor.lines(diagnosis)).splitlines()
+    text = "\n".join(report.lines(diagnosis)).splitlines()
     assert f"    {problem.command}" in text  # whole, to be copied
     assert json.loads(json.dumps(diagnosis.as_dict()))["problems"][0]["command"] == problem.command
 
 
 def test_a_chip_for_which_no_torch_has_code_is_told_the_truth(machine, monkeypatch):
     kaggle(monkeypatch, Chip("Tesla K40c", (3, 5)), CU128)
-    (problem,), _ = doctor.software_findings(doctor.GpuEvidence(("Tesla K40c (sm_35)",), "470.223.02"))
+    (problem,), _ = findings.software_findings(findings.GpuEvidence(("Tesla K40c (sm_35)",), "470.223.02"))
     assert "has code for sm_35: train with `--device cpu`, or on another GPU" in problem.remedy
     assert problem.command == ""
 
@@ -168,22 +173,22 @@ def test_a_chip_for_which_no_torch_has_code_is_told_the_truth(machine, monkeypat
 def test_a_chip_with_code_is_no_problem(machine, monkeypatch, targets):
     """With machine code, with code that its driver compiles, or where torch does not say what it has code for."""
     kaggle(monkeypatch, Chip("Tesla T4", (7, 5)), targets)
-    assert doctor.software_findings(GPU_WITH_DRIVER) == ([], [])
+    assert findings.software_findings(GPU_WITH_DRIVER) == ([], [])
 
 
 def test_a_hidden_gpu_is_the_users_choice(monkeypatch):
     cuda_build(monkeypatch, "13.0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    problems, notes = doctor.software_findings(GPU_WITH_DRIVER)
+    problems, notes = findings.software_findings(GPU_WITH_DRIVER)
     assert problems == []
     assert "hides it" in notes[0]
 
 
 def test_no_memory_is_a_problem():
-    assert doctor.memory_findings(16_000, {0: 20_000}) == []
-    assert "cuda:1" in doctor.memory_findings(16_000, {0: 20_000, 1: 90})[0].what
-    assert "RAM" in doctor.memory_findings(100, {})[0].what
-    assert doctor.memory_findings(0, {}) == []  # unknown is not zero
+    assert findings.memory_findings(16_000, {0: 20_000}) == []
+    assert "cuda:1" in findings.memory_findings(16_000, {0: 20_000, 1: 90})[0].what
+    assert "RAM" in findings.memory_findings(100, {})[0].what
+    assert findings.memory_findings(0, {}) == []  # unknown is not zero
 
 
 @pytest.mark.parametrize(
@@ -191,12 +196,12 @@ def test_no_memory_is_a_problem():
     [(4, "gpu-6gb"), (6.2, "gpu-6gb"), (15.8, "gpu-16gb"), (42, "gpu-16gb"), (85, "gpu-80gb")],
 )
 def test_profile_by_memory(gigabytes, profile):
-    assert doctor.profile_for(gigabytes * 1e9) == profile
+    assert profile_for(gigabytes * 1e9) == profile
 
 
 def test_too_little_history_for_a_batch_is_one_sentence():
     with pytest.raises(ModelError, match="less than one batch"):
-        steps.fleet_step("gru", preset("seed-gru", "gru", batch_size=5000), 1, CPU)
+        one_step.fleet_step("gru", preset("seed-gru", "gru", batch_size=5000), 1, CPU)
 
 
 @pytest.fixture
@@ -204,28 +209,28 @@ def small(monkeypatch, machine):
     """No GPU, a CPU build of torch, and steps of a small size."""
     cuda_build(monkeypatch, None)
     monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
-    monkeypatch.setattr(doctor, "seed_size", lambda name, profile: preset("default", name, **TINY))
+    monkeypatch.setattr(examine, "default_preset", lambda name, profile: preset("default", name, **TINY))
 
 
 @pytest.mark.parametrize(("load", "notes"), [(0.9, 1), (5.3, 2)])
 def test_a_busy_machine_is_said_to_be_busy(machine, monkeypatch, load, notes):
     cuda_build(monkeypatch, None)
-    monkeypatch.setattr(doctor, "usable_cores", lambda: 2)
-    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(findings, "usable_cores", lambda: 2)
+    monkeypatch.setattr(examine.os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(
-        doctor, "time_on_cores", lambda wanted, *how: {name: {"error": "not run"} for name in wanted}
+        examine, "time_on_cores", lambda wanted, *how: {name: {"error": "not run"} for name in wanted}
     )
-    diagnosis = doctor.examine()
+    diagnosis = examine.examine()
     assert len(diagnosis.notes) == notes
     assert diagnosis.notes[-1].startswith("other programs use this machine (load 5.3 on 2 cores)") is (
         notes == 2
     )
-    assert [*doctor.lines(diagnosis)][-1] == f"problems: {len(TRAINED)}"
+    assert [*report.lines(diagnosis)][-1] == f"problems: {len(TRAINED)}"
 
 
 def test_without_a_gpu_the_report_is_one_screen(small, monkeypatch):
-    monkeypatch.setattr(doctor, "usable_cores", lambda: 2)
-    diagnosis = doctor.examine()
+    monkeypatch.setattr(findings, "usable_cores", lambda: 2)
+    diagnosis = examine.examine()
     assert (diagnosis.exit_code, diagnosis.profile) == (0, "cpu")
     facts = json.loads(json.dumps(diagnosis.as_dict()))
     assert facts["ok"] is True
@@ -235,8 +240,8 @@ def test_without_a_gpu_the_report_is_one_screen(small, monkeypatch):
         assert row["windows_per_s"] == pytest.approx(4 * 4 / (row["step_ms"] / 1e3))
         assert row["kernels"] == "off (they need an NVIDIA GPU, not cpu)"
     assert facts["lstm"]["output_device"] == "cpu"
-    text = "\n".join(doctor.lines(diagnosis)).splitlines()
-    assert max(map(len, text)) <= doctor.WIDTH
+    text = "\n".join(report.lines(diagnosis)).splitlines()
+    assert max(map(len, text)) <= report.WIDTH
     assert len(text) <= 40
     assert "note: no GPU on this machine: everything runs on the CPU" in text
     assert "  kernels off (all): they need an NVIDIA GPU, not cpu" in text
@@ -269,18 +274,18 @@ ON_GPU_LSTM = {"output_device": "cuda:0", "cpu_operators": [], "longest_kernels"
 
 def on_h100(monkeypatch, time_fleet, lstm=ON_GPU_LSTM, name="NVIDIA H100 80GB HBM3", profile="gpu-80gb"):
     """The diagnosis of a machine with one GPU whose steps are these."""
-    monkeypatch.setattr(doctor, "time_fleet", time_fleet)
-    monkeypatch.setattr(doctor, "lstm_step", lambda device: lstm)
+    monkeypatch.setattr(examine, "time_fleet", time_fleet)
+    monkeypatch.setattr(examine, "lstm_step", lambda device: lstm)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80e9, 81e9))
-    diagnosis = doctor.Diagnosis("cuda:0", profile, {"python": "3.11.7", "driver": "580.159.03"})
+    diagnosis = examine.Diagnosis("cuda:0", profile, {"python": "3.11.7", "driver": "580.159.03"})
     memory = {"memory_total_mb": 81_000.0, "memory_free_mb": 80_000.0}
     diagnosis.facts |= {
         "torch": {"version": "2.13.0+cu130", "cuda": "13.0"},
         "cpu": {"model": "AMD EPYC", "cores": 16, "bf16": True, **memory},
         "gpus": [{"index": 0, "name": name, "capability": "9.0", **memory}],
     }
-    doctor._time_steps(diagnosis, GPU, pace.Run())
-    return diagnosis, "\n".join(doctor.lines(diagnosis)).splitlines()
+    examine._time_steps(diagnosis, GPU, pace.Run())
+    return diagnosis, "\n".join(report.lines(diagnosis)).splitlines()
 
 
 def test_a_gpu_says_what_ran_there_and_why_kernels_are_off(monkeypatch):
@@ -291,7 +296,7 @@ def test_a_gpu_says_what_ran_there_and_why_kernels_are_off(monkeypatch):
     assert "  kernels off (har): products are in float32" in text
     assert "mixed precision: on, bf16: all" in text
     assert len(text) <= 40
-    assert max(map(len, text)) <= doctor.WIDTH
+    assert max(map(len, text)) <= report.WIDTH
     assert diagnosis.problems == []
     assert diagnosis.notes == []
     said = " ".join(" ".join(text).split())
@@ -337,10 +342,10 @@ def test_forty_models_take_at_most_what_their_steps_say(monkeypatch):
     assert "runs so far" not in said  # nothing was read
     diagnosis.facts["epochs_used"] = {}
     assert "no run of these presets so far says how early they end" in " ".join(
-        "".join(doctor.lines(diagnosis)).split()
+        "".join(report.lines(diagnosis)).split()
     )
     diagnosis.facts["epochs_used"] = {"seed-gru": {"percent": 33.6, "models": 40}}
-    said = " ".join(" ".join(doctor.lines(diagnosis)).split())
+    said = " ".join(" ".join(report.lines(diagnosis)).split())
     assert "of training; runs so far ended after about 34 % (seed-gru) of the epochs" in said
     assert json.loads(json.dumps(diagnosis.as_dict()))["epochs_used"]["seed-gru"]["models"] == 40
 
@@ -395,15 +400,15 @@ def test_the_log_of_operators_sees_both_passes_and_no_single_numbers():
     def leaves_in_the_backward_pass():
         torch.autograd.grad((host @ host).sum(), host)
 
-    assert monitor.operators_on_cpu(stays) == []
-    assert "aten.mm.default" in monitor.operators_on_cpu(leaves_in_the_backward_pass)
+    assert operators.operators_on_cpu(stays) == []
+    assert "aten.mm.default" in operators.operators_on_cpu(leaves_in_the_backward_pass)
 
 
 def test_the_log_of_operators_does_not_load_torchs_compiler():
     """Its import takes seconds, and prints what it leaks."""
     code = (
         "import sys, torch\n"
-        "from cpbmodels.device.doctor import lstm_step\n"
+        "from cpbmodels.doctor.examine import lstm_step\n"
         "assert lstm_step(torch.device('cpu'))['output_device'] == 'cpu'\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )
@@ -432,7 +437,7 @@ def test_a_gpu_on_which_cuda_fails_is_a_problem(machine, monkeypatch):
         raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCompile with …")
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", busy)
-    diagnosis = doctor.examine(steps=False)
+    diagnosis = examine.examine(steps=False)
     assert (diagnosis.device, diagnosis.exit_code) == ("cpu", 1)
     assert diagnosis.problems[0].what.endswith(
         "GPU: CUDA error: all CUDA-capable devices are busy or unavailable"
@@ -447,7 +452,7 @@ def cpb():
 
 
 def test_a_problem_is_exit_code_1_with_its_remedy_for_people_and_machines(cpb, small, monkeypatch):
-    monkeypatch.setattr(doctor, "gpu_evidence", lambda: GPU_WITH_DRIVER)
+    monkeypatch.setattr(examine, "gpu_evidence", lambda: GPU_WITH_DRIVER)
     result = cpb("--quick", "--json")
     facts = json.loads(result.stdout)  # nothing else is printed there
     assert {"ok", "torch", "driver", "cpu", "gpus", "profile", "problems", "notes"} <= set(facts)
@@ -462,8 +467,8 @@ def test_a_problem_is_exit_code_1_with_its_remedy_for_people_and_machines(cpb, s
 
 
 def test_the_command_adds_what_earlier_runs_used_and_survives_a_store_that_is_away(cpb, machine, monkeypatch):
-    found = doctor.Diagnosis("cpu", "cpu", {"estimates": {}})
-    monkeypatch.setattr(doctor, "examine", lambda **how: found)
+    found = examine.Diagnosis("cpu", "cpu", {"estimates": {}})
+    monkeypatch.setattr(examine, "examine", lambda **how: found)
     used = {"seed-gru": {"percent": 40.0, "models": 2}}
     monkeypatch.setattr(command_module, "_epochs_used", lambda: used)
     assert json.loads(cpb("--json").stdout)["epochs_used"] == used
@@ -495,7 +500,7 @@ def test_the_estimated_run_is_the_one_that_the_plan_makes():
     (fifteen, hour) = sorted(set(spans), key=lambda span: -span[0])
     assert fifteen[1] == 5760  # half of a test span of 120 days
     assert hour[1] == 1440
-    for name, kind in doctor.ESTIMATED.items():
+    for name, kind in examine.ESTIMATED.items():
         assert plan.CPU_SHARD_S / plan.member_seconds(preset(name, kind), kind, 1) < 2 * plan.MIN_MEMBERS
         assert preset(name, kind).max_train_rows < hour[0]
         assert preset(name, kind, "gpu-16gb").fleet_size == pace.MODELS
@@ -521,7 +526,7 @@ def test_an_estimate_counts_the_steps_that_a_training_takes():
     options = preset(
         "seed-gru", "gru", max_train_rows=300, batch_size=32, epochs=7, max_validation_windows=100
     )
-    walk = steps.walk(900, 1, options)
+    walk = one_step.walk(900, 1, options)
     task = make_task(
         Bank.build([walk], options, CPU, torch.float32), [walk], MemberPlan((0,), 0, ""), options
     )

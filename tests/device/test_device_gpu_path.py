@@ -9,8 +9,8 @@ import torch
 
 from benchmarks import _kernels
 from cpbmodels import architecture, architectures, preset
-from cpbmodels.device import steps
-from cpbmodels.device.monitor import OperatorLog
+from cpbmodels.device.operators import OperatorLog
+from cpbmodels.fleet import one_step
 
 META = torch.device("meta")
 SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
@@ -36,7 +36,7 @@ def stays_on_the_device(work):
 
 
 def fleet_step(architecture, compute=torch.float32, **options):
-    return steps.fleet_step(
+    return one_step.fleet_step(
         architecture, preset("default", architecture, **SIZES | options), 3, META, compute, rows=500
     )
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from cpbmodels.device import monitor as monitor_module
+from cpbmodels.device.chips import chips
 from cpbmodels.device.monitor import MIN_SAMPLES, GpuCounters, GpuState, Monitor
 
 KEYS = {
@@ -78,7 +79,7 @@ def test_chips_are_named_with_their_capability_and_none_without_a_driver(monkeyp
         nvmlDeviceGetName=lambda handle: facts[handle][0],
         nvmlDeviceGetCudaComputeCapability=lambda handle: facts[handle][1],
     )
-    assert list(map(str, monitor_module.chips())) == [
+    assert list(map(str, chips())) == [
         "Tesla P100-PCIE-16GB (sm_60)",
         "NVIDIA GeForce RTX 5090 (sm_120)",
     ]
@@ -87,13 +88,13 @@ def test_chips_are_named_with_their_capability_and_none_without_a_driver(monkeyp
         raise module.NVMLError("Driver Not Loaded")
 
     module.nvmlInit = no_driver
-    assert monitor_module.chips() == ()
+    assert chips() == ()
 
     def missing(name):
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    assert monitor_module.chips() == ()
+    assert chips() == ()
 
 
 def test_a_silent_gpu_is_noted_and_not_reported_as_zero(monkeypatch):

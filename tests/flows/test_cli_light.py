@@ -93,7 +93,7 @@ def fail_with(monkeypatch, error):
     def fail(**_options):
         raise error
 
-    monkeypatch.setattr("cpbmodels.device.doctor.examine", fail)
+    monkeypatch.setattr("cpbmodels.doctor.examine.examine", fail)
 
 
 def test_with_json_an_error_is_the_object_on_the_last_line(monkeypatch, cpb_here):

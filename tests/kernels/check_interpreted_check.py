@@ -6,7 +6,7 @@ Masks and signs are made wrong in check_interpreted_presets.py.
 import pytest
 
 from cpbmodels.arch.presets import preset
-from cpbmodels.kernels import check
+from cpbmodels.fleet import kernel_check
 from tests.tools import triton_bf16, wrong_kernels
 from tests.tools.gpu_on_cpu import gpu_path
 
@@ -23,12 +23,12 @@ def as_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("wrong", [(), wrong_kernels.HELD, wrong_kernels.NEIGHBOUR])
 def test_the_verdict_names_what_is_wrong_and_is_kept(wrong, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(check, "compile_ahead", lambda step: 0)  # the interpreter compiles nothing
-    monkeypatch.setattr(check, "_verdicts", {})
+    monkeypatch.setattr(kernel_check, "compile_ahead", lambda step: 0)  # the interpreter compiles nothing
+    monkeypatch.setattr(kernel_check, "_verdicts", {})
     if wrong:
         wrong_kernels.make_wrong(monkeypatch, tmp_path, "gru", wrong)
     with gpu_path():
-        verdict = check.fault("gru", TINY, wrong_kernels.CPU, wrong_kernels.BF16)
+        verdict = kernel_check.fault("gru", TINY, wrong_kernels.CPU, wrong_kernels.BF16)
     assert verdict.startswith("wrong on this chip: ") is bool(wrong)
     if wrong == wrong_kernels.HELD:
         assert "update" in verdict

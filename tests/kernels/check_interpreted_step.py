@@ -6,13 +6,14 @@ import torch
 from cpbmodels.arch.layers import Draws, dropout
 from cpbmodels.fleet import fleet
 from cpbmodels.fleet.fleet import BETAS, EPSILON
+from cpbmodels.kernels.dropout import KernelDraws
 from cpbmodels.kernels.optimizer import update
 from tests.tools import triton_bf16
 from tests.tools.small_fleets import SmallFleet, difference
 
 
-def _draws(kernels, members=3):
-    return Draws(torch.arange(members), torch.arange(5, 5 + members), kernels=kernels)
+def _draws(kind, members=3):
+    return kind(torch.arange(members), torch.arange(5, 5 + members))
 
 
 RATES = [0.3, 0.95, torch.tensor([0.1, 0.5, 0.0004], dtype=torch.float64)]
@@ -22,7 +23,7 @@ RATES = [0.3, 0.95, torch.tensor([0.1, 0.5, 0.0004], dtype=torch.float64)]
 @pytest.mark.parametrize("shape", [(3, 7, 33), (3, 5000), (3, 1)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_masks_and_products_have_the_same_bits(shape, kind, rate):
-    ours, torchs = _draws(True), _draws(False)
+    ours, torchs = _draws(KernelDraws), _draws(Draws)
     for _ in range(2):  # each call takes the next layer's key
         assert torch.equal(
             ours.factors(rate, torch.Size(shape), kind), torchs.factors(rate, torch.Size(shape), kind)

@@ -7,8 +7,9 @@ import torch
 
 from cpbmodels.arch import find
 from cpbmodels.arch.presets import preset
+from cpbmodels.fleet import kernel_check, kernel_switch
 from cpbmodels.fleet.graphs import Graphs
-from cpbmodels.kernels import check, support
+from cpbmodels.kernels import support
 from tests.tools.small_fleets import SmallFleet
 
 GPU = torch.device("cuda")
@@ -18,17 +19,17 @@ GPU = torch.device("cuda")
 def chip(monkeypatch):
     """An H100, as far as the switch asks."""
     gpu = types.SimpleNamespace(capability=(9, 0), shared=232_448, triton=object(), driver="", wrong="")
-    monkeypatch.setattr(support, "find_spec", lambda _: gpu.triton)
+    monkeypatch.setattr(kernel_switch, "find_spec", lambda _: gpu.triton)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: gpu.capability)
-    monkeypatch.setattr(support, "shared_bytes", lambda _: gpu.shared)
-    monkeypatch.setattr(support, "driver_fault", lambda: gpu.driver)
-    monkeypatch.setattr(check, "fault", lambda *_: gpu.wrong)
+    monkeypatch.setattr(kernel_switch, "shared_bytes", lambda _: gpu.shared)
+    monkeypatch.setattr(kernel_switch, "driver_fault", lambda: gpu.driver)
+    monkeypatch.setattr(kernel_check, "fault", lambda *_: gpu.wrong)
     return gpu
 
 
 def _reason(architecture="transformer", device=GPU, compute=torch.bfloat16, wanted=True, **options):
-    return check.kernels_off(
+    return kernel_check.kernels_off(
         architecture, preset(f"seed-{architecture}", architecture, **options), device, compute, wanted=wanted
     )
 
@@ -47,8 +48,8 @@ def _reason(architecture="transformer", device=GPU, compute=torch.bfloat16, want
     ],
 )
 def test_they_are_on_or_the_reason_is_named(chip, changed, words):
-    assert support.described(_reason()) == "on"
-    assert words in support.described(_reason(**changed))
+    assert kernel_switch.described(_reason()) == "on"
+    assert words in kernel_switch.described(_reason(**changed))
 
 
 @pytest.mark.parametrize(
@@ -66,16 +67,18 @@ def test_they_are_on_or_the_reason_is_named(chip, changed, words):
 )
 def test_a_machine_that_cannot_run_them_keeps_torchs_path(chip, changed, words):
     vars(chip).update(changed)
-    assert words in support.described(_reason())
+    assert words in kernel_switch.described(_reason())
 
 
 def test_an_architecture_without_kernels_or_a_subclass_keeps_torchs_path(chip, monkeypatch):
-    assert "has none" in check.kernels_off("classifier-gru", preset("seed-gru", "gru"), GPU, torch.bfloat16)
+    assert "has none" in kernel_check.kernels_off(
+        "classifier-gru", preset("seed-gru", "gru"), GPU, torch.bfloat16
+    )
 
     class Other(find("gru")):
         """Computes something else."""
 
-    monkeypatch.setattr(check, "find", lambda name: Other)
+    monkeypatch.setattr(kernel_check, "find", lambda name: Other)
     assert "subclass" in _reason("gru")
 
 
@@ -91,15 +94,15 @@ def test_the_check_is_asked_once_and_a_kernel_that_does_not_run_is_a_reason(monk
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for name, value in {"compile_ahead": lambda _: 0, "compare": compare, "same_bits": lambda *_: {}}.items():
-        monkeypatch.setattr(check, name, value)
+        monkeypatch.setattr(kernel_check, name, value)
     for _ in range(2):
-        monkeypatch.setattr(check, "_verdicts", {})  # as another process
-        verdict = check.fault("gru", preset("seed-gru", "gru"), torch.device("cpu"), torch.bfloat16)
+        monkeypatch.setattr(kernel_check, "_verdicts", {})  # as another process
+        verdict = kernel_check.fault("gru", preset("seed-gru", "gru"), torch.device("cpu"), torch.bfloat16)
         assert verdict == ("they do not run here: out of resource: shared memory" if error else "")
     assert len(asked) == (2 if error else 1)  # an error may pass, a verdict is kept
     other = preset("seed-gru", "gru", hidden_dim=64)
     assert (
-        check._key("gru", other, torch.device("cpu"), torch.bfloat16)
+        kernel_check._key("gru", other, torch.device("cpu"), torch.bfloat16)
         not in next(tmp_path.iterdir(), tmp_path).name
     )
 
@@ -134,9 +137,11 @@ def test_the_check_sees_what_a_graph_has_computed(monkeypatch):
             return types.SimpleNamespace(replay=lambda: None)
 
     options = preset("seed-gru", "gru", hidden_dim=16, batch_size=16)
-    step = check._trial("gru", options, torch.device("cpu"), torch.float32, torch.float32, kernels=False)
-    monkeypatch.setattr(check, "Graphs", OnACpu)
-    assert check._equal(check._replayed(step, torch.device("cpu")), check._pass(step))
+    step = kernel_check._trial(
+        "gru", options, torch.device("cpu"), torch.float32, torch.float32, kernels=False
+    )
+    monkeypatch.setattr(kernel_check, "Graphs", OnACpu)
+    assert kernel_check._equal(kernel_check._replayed(step, torch.device("cpu")), kernel_check._pass(step))
 
 
 def test_limits_follow_their_members_when_rows_are_reordered():

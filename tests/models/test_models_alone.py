@@ -38,7 +38,7 @@ for module in pkgutil.walk_packages(cpbmodels.__path__, "cpbmodels."):
         assert module.name != "cpbmodels.kernels.support"
 from tests.tools.candles import series_for
 from cpbmodels import architectures, ensemble, load, train_fleet
-from cpbmodels.device import doctor
+from cpbmodels.doctor.examine import examine
 for name in architectures():
     series = [series_for(name, 420, seed) for seed in (1, 2)]
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ for name in ("har", "robust-har"):
         member = train_fleet([series], name, "smoke", seeds=[1], device="cpu")[0]
         rows = load(member.save(folder)).forecast(series).to_frame()
         assert rows.height == 10 and member.predict(series, since=series.end_of(400)).height % 10 == 0
-doctor.examine(steps=False)
+examine(steps=False)
 print("done")
 """
 

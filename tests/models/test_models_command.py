@@ -5,7 +5,7 @@ import torch
 
 from cpbmodels import preset, without_effect
 from cpbmodels.arch.options import RANGES, SIZES
-from cpbmodels.device.steps import fleet_step
+from cpbmodels.fleet.one_step import fleet_step
 from tests.tools.candles import LEARNT
 
 PLAIN = {"hidden_dim": 12, "n_layers": 2, "n_heads": 2, "ff_dim": 16, "dropout": 0.2, "batch_size": 4}

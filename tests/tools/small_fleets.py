@@ -3,8 +3,8 @@
 import torch
 
 from cpbmodels.arch.presets import preset
-from cpbmodels.device.steps import fleet_step
 from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.one_step import fleet_step
 
 CPU = torch.device("cpu")
 TINY = {

@@ -1,4 +1,4 @@
-"""Kernels made wrong on purpose, in Triton's interpreter, and what `cpbmodels.kernels.check` says of them."""
+"""Kernels made wrong on purpose, in Triton's interpreter, and what `cpbmodels.fleet.kernel_check` says of them."""
 
 import importlib.util
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-from cpbmodels.kernels import attention, check, decoder, optimizer, recurrent, steps, transformer
+from cpbmodels.fleet import kernel_check
+from cpbmodels.kernels import attention, cells, decoder, optimizer, recurrent, transformer
 from tests.tools.gpu_on_cpu import gpu_path
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -20,9 +21,9 @@ WRONG = {
     ("transformer", MASK): (attention, "seen = (j < T)[None, :]", "seen = (j < BT)[None, :]"),
     ("transformer", SIGN): (transformer, "v * 0.7071067811865476)) + v", "v * 0.7071067811865476)) - v"),
     ("gru", MASK): _SHARES,
-    ("gru", SIGN): (steps, "d_h * (h - n) * z", "d_h * (n - h) * z"),
+    ("gru", SIGN): (cells, "d_h * (h - n) * z", "d_h * (n - h) * z"),
     ("lstm", MASK): _SHARES,
-    ("lstm", SIGN): (steps, "_put3(out, H, d * g * i", "_put3(out, H, -d * g * i"),
+    ("lstm", SIGN): (cells, "_put3(out, H, d * g * i", "_put3(out, H, -d * g * i"),
     ("gru", HELD): (optimizer, "moves = tl.load(held + k) == 0", "moves = tl.load(held + k) >= 0"),
     ("gru", NEIGHBOUR): (
         attention,
@@ -45,7 +46,7 @@ def make_wrong(monkeypatch, tmp_path, architecture, what):
     kernels = {
         name: kernel for name, kernel in vars(module).items() if isinstance(kernel, InterpretedFunction)
     }
-    for user in (attention, decoder, optimizer, recurrent, steps, transformer):  # where it is imported, too
+    for user in (attention, decoder, optimizer, recurrent, cells, transformer):  # where it is imported, too
         for name, kernel in kernels.items():
             if vars(user).get(name) is kernel:
                 monkeypatch.setattr(user, name, vars(copy)[name])
@@ -53,4 +54,4 @@ def make_wrong(monkeypatch, tmp_path, architecture, what):
 
 def found_wrong(architecture, options):
     with gpu_path():
-        return list(check.faults(check.compare(architecture, options, CPU, BF16)))
+        return list(kernel_check.faults(kernel_check.compare(architecture, options, CPU, BF16)))

@@ -1,15 +1,12 @@
-"""One training step and one validation of any architecture, to be called and timed."""
+"""One training step and one validation of any architecture, on random walks: to be called, checked and timed."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from cpbmodels.arch import architecture as info_of
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.presets import preset
 from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
@@ -48,33 +45,6 @@ class FleetStep:
         origins = self.origins.repeat(1, -(-width // self.origins.shape[1]))[:, :width]
         validator.load(origins, torch.ones_like(origins, dtype=self.weight.dtype))
         return (lambda: validator.run(members)), width
-
-
-def seed_size(architecture: str, profile: str | None = None) -> Preset:
-    """The preset an architecture is trained with when none is named: its seed preset, or the default."""
-    return preset(info_of(architecture).default_preset, architecture, profile)
-
-
-def seconds(run: Callable[[], object], device: torch.device, repeats: int = 5, inner: int = 1) -> float:
-    """Best time of one `run()` in seconds: `repeats` measurements of `inner` runs each, after a warm-up.
-
-    On a GPU the host waits for the device before and after: launches are asynchronous.
-    """
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    run()
-    spent = []
-    for _ in range(repeats):
-        wait()
-        start = time.perf_counter()
-        for _ in range(inner):
-            run()
-        wait()
-        spent.append(time.perf_counter() - start)
-    return min(spent) / inner
 
 
 def fleet_step(

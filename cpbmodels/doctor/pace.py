@@ -10,7 +10,8 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from typing import Any
 import torch
 
 from cpbmodels.arch.options import Preset
-from cpbmodels.device.monitor import MB, kernels, operators_on_cpu
-from cpbmodels.device.steps import fleet_step, seconds
+from cpbmodels.device.monitor import MB
+from cpbmodels.device.operators import gpu_kernels, operators_on_cpu
+from cpbmodels.errors import first_line
 from cpbmodels.fleet.graphs import EAGER_RUNS
+from cpbmodels.fleet.kernel_check import kernels_off
+from cpbmodels.fleet.kernel_switch import described
 from cpbmodels.fleet.net import compute_dtype
-from cpbmodels.kernels.check import kernels_off
-from cpbmodels.kernels.support import described
+from cpbmodels.fleet.one_step import fleet_step
 
 MODELS = 40
 """Models of the runs that are estimated: 20 coins at two timeframes."""
@@ -42,6 +45,28 @@ class Run:
     spans: Sequence[tuple[int, int]] = ((14_000, 1_500),) * MODELS  # two years of hours
     cpu_members: int = 4
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def best_seconds(run: Callable[[], object], device: torch.device, repeats: int = 5, inner: int = 1) -> float:
+    """Best time of one `run()` in seconds: `repeats` measurements of `inner` runs each, after a warm-up.
+
+    On a GPU the host waits for the device before and after: launches are asynchronous.
+    """
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    run()
+    spent = []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        for _ in range(inner):
+            run()
+        wait()
+        spent.append(time.perf_counter() - start)
+    return min(spent) / inner
 
 
 def time_fleet(architecture: str, options: Preset, members: int, device: torch.device) -> dict[str, Any]:
@@ -63,8 +88,8 @@ def time_fleet(architecture: str, options: Preset, members: int, device: torch.d
     # On a GPU steps without a wait between them, as in a training. On a CPU their mean: the best of some would be what
     # the machine can do, not what it does beside other programs.
     often = {"repeats": 3, "inner": 5} if gpu else {"repeats": 1, "inner": 3}
-    spent, validation = (seconds(work, device, **often) for work in (step, validate))
-    seen = kernels(step, device) if gpu else {}
+    spent, validation = (best_seconds(work, device, **often) for work in (step, validate))
+    seen = gpu_kernels(step, device) if gpu else {}
     return {
         "members": members,
         "batch": options.batch_size,
@@ -98,7 +123,7 @@ def time_on_cores(
     alone = {"PYTHONPATH": code, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "cpbmodels.device.pace", job],
+            [sys.executable, "-m", "cpbmodels.doctor.pace", job],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -165,11 +190,6 @@ def _epoch_seconds(options: Preset, row: Mapping[str, Any], fleet: Sequence[tupl
     return float(steps * row["step_ms"] / 1e3 + max(validated, 0) * row["validation_us"] / 1e6)
 
 
-def reason(error: Exception) -> str:
-    """The first line of an error's message, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _main(job: Mapping[str, Any]) -> None:
     torch.set_num_threads(1)
     rows: dict[str, dict[str, Any]] = {}
@@ -179,7 +199,7 @@ def _main(job: Mapping[str, Any]) -> None:
         try:
             rows[name] = time_fleet(name, options, job["members"], torch.device("cpu"))
         except Exception as error:  # noqa: BLE001 - the other architectures are wanted all the more
-            rows[name] = {"error": reason(error)}
+            rows[name] = {"error": first_line(error)}
     print(json.dumps(rows))
 
 
