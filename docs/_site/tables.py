@@ -1,4 +1,4 @@
-"""Tables of the site that are made from the code when it is built: presets, options, commands, columns, HTTP API."""
+"""Tables of the site that are made from the code when it is built: presets, options, commands, errors, HTTP API."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
+from error_codes import HOLE, error_codes
 
 import cpbmodels
 from cpbmodels.arch import find
@@ -74,6 +75,17 @@ def commands() -> str:
 
     group = typer.main.get_command(_app())
     return "\n\n".join(_command(["cpb", *path], command) for path, command in _walk(group))
+
+
+def errors() -> str:
+    """Every code of an error, with the exit codes that it comes with and the fullest of its sentences."""
+    rows = []
+    for code, (exits, sentences) in error_codes().items():
+        fullest = max(sentences, key=len)
+        rows.append(
+            (f"`{code}`", ", ".join(map(str, exits)), fullest if fullest.strip(f"{HOLE} ,:;or") else "")
+        )
+    return table(("code", "exit code", "what it says, for example"), rows)
 
 
 def http() -> str:
@@ -212,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "architectures": architectures,
     "profiles": profiles,
     "commands": commands,
+    "errors": errors,
     "http": http,
 }
 """Marker -> what stands in its place."""

@@ -1,11 +1,17 @@
 """The built site: strict, whole, and nothing from another host."""
 
+import pkgutil
 import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
+import flows
+import schemas
+import tasks
+from schemas.errors import CpbError
 from tests.tools.doc_blocks import ROOT
 
 
@@ -48,3 +54,34 @@ def test_tables_are_made_from_the_code(site):
         f"cpbmodels.{name}" in text("reference.html")
         for name in ("Series", "train_fleet", "from_hub", "load")
     )
+    assert "lost-store" in text("reference.html")
+
+
+@pytest.fixture
+def error_codes(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs/_site")
+    return import_module("error_codes").error_codes()
+
+
+def test_the_table_of_errors_has_every_kind_of_error_with_its_exit_code(error_codes):
+    for package in (flows, schemas, tasks):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                import_module(module.name)
+    kinds = [CpbError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert len(kinds) > 8
+    for kind in kinds:
+        if kind.default_code in error_codes:  # a class whose errors all have codes of their own is not a row
+            assert kind.exit_code in error_codes[kind.default_code][0], kind
+    assert {"busy", "damaged", "judge-died", "timeout", "usage"} <= error_codes.keys()
+
+
+def test_the_table_of_errors_has_every_code_that_a_test_expects(error_codes):
+    texts = [
+        path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path.name != "test_docs_site.py"
+    ]
+    expected = {code for text in texts for code in re.findall(r'\.code == "([a-z-]+)"', text)}
+    assert len(expected) > 30
+    assert expected <= error_codes.keys()
