@@ -27,7 +27,6 @@ from tasks.storage.files import write_bytes
 from tasks.storage.records import file_digest
 
 DIGEST = "cpb.digest"  # metadata key: digest of the candles' values
-SUBJECT = "cpb.of"  # metadata key: tree, series and month, to detect exchanged files
 
 READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 """Errors of polars for a damaged file; damaged lengths make it panic."""
@@ -93,10 +92,7 @@ def _read_parts(series: SeriesId, parts: list[Path]) -> pl.DataFrame:
         months = dict(split_months(frame))
         digests = {path: digest_of(months.get(path.stem, frame.clear())) for path in parts}
         # parts written by another program have no digest
-        intact = not any(
-            _foreign(path, of) or of.get(DIGEST, digests[path]) != digests[path]
-            for path, of in metadata.items()
-        )
+        intact = all(of.get(DIGEST, digests[path]) == digests[path] for path, of in metadata.items())
     except READ_ERRORS as error:
         intact, reason = False, str(error).splitlines()[0][:80]
     if not intact:  # a wrong time shifts the cuts of the adjacent months: which part is damaged?
@@ -132,20 +128,8 @@ def damage_of(path: Path, part: Part | None = None) -> str:
         return f"it is not a parquet file of candles: {(str(error).splitlines() or [''])[0][:80]}"
     if metadata.get(DIGEST, digest) != digest:
         return "its candles are not those that were written"
-    if part and metadata.get(DIGEST) != part.digest:
-        return "its candles differ from those on record"
-    return _foreign(path, metadata)
-
-
-def _subject(path: Path) -> str:
-    """Return the subject of a file, by its path: `klines/interval=1h/symbol=BTCUSDT/2024-01.parquet`."""
-    return "/".join(path.parts[-4:])
-
-
-def _foreign(path: Path, metadata: dict[str, str]) -> str:
-    """Return the fault of a file written for another path, empty for a file at its own path."""
-    subject = metadata.get(SUBJECT, _subject(path))
-    return "" if subject == _subject(path) else f"it is {subject}"
+    # a killed run has written it, and not yet recorded what it holds
+    return "its candles differ from those on record" if part and metadata.get(DIGEST) != part.digest else ""
 
 
 def _tail(home: Path, series: SeriesId) -> pl.DataFrame | None:
@@ -204,7 +188,7 @@ def write_part(home: Path, series: SeriesId, month: str, rows: pl.DataFrame) -> 
 def write_parquet(path: Path, rows: pl.DataFrame, digest: str = "") -> int:
     """Write a parquet file atomically; return its size in bytes."""
     buffer = io.BytesIO()  # polars does not always report a full disk
-    metadata = {DIGEST: digest or digest_of(rows), SUBJECT: _subject(path)}
+    metadata = {DIGEST: digest or digest_of(rows)}
     rows.write_parquet(buffer, compression="zstd", compression_level=3, metadata=metadata)
     write_bytes(path, buffer.getbuffer())
     return buffer.tell()
