@@ -1,7 +1,7 @@
 """The table of error codes, read from the code: every error that is made with a code, and every kind that has one."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,27 +33,41 @@ def error_codes(root: Path = ROOT) -> dict[str, tuple[list[int], list[str]]]:
             kinds[node.name] = Kind(own.get("default_code", kinds[base].code), exit_code)
 
     found: dict[str, tuple[set[int], list[str]]] = {}
-    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        kind = kinds.get(getattr(call.func, "id", ""))
-        said = {word.arg: word.value for word in call.keywords}
-        given = said.get("code")
-        code = kind and (_text(given, constants) if given else kind.code)
-        sentence = _text(call.args[0] if call.args else said.get("reason"), constants)
-        if kind and code and code.strip(HOLE):
-            exits, sentences = found.setdefault(code, (set(), []))
-            exits.add(kind.exit)
-            sentences.append(sentence)
+    for tree in trees:
+        computed = {
+            target.id: node.value for node, target in _assigned(ast.walk(tree)) if target.id == "code"
+        }
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            kind = kinds.get(getattr(call.func, "id", ""))
+            if kind is None:
+                continue
+            said = {word.arg: word.value for word in call.keywords}
+            sentence = _text(call.args[0] if call.args else said.get("reason"), constants)
+            given = said.get("code")
+            given = (
+                computed.get("code", given) if isinstance(given, ast.Name) and given.id == "code" else given
+            )
+            choices = [given.body, given.orelse] if isinstance(given, ast.IfExp) else [given]
+            for code in (_text(choice, constants) if choice else kind.code for choice in choices):
+                if code.strip(HOLE):
+                    exits, sentences = found.setdefault(code, (set(), []))
+                    exits.add(kind.exit)
+                    sentences.append(sentence)
     return {code: (sorted(exits), sentences) for code, (exits, sentences) in sorted(found.items())}
 
 
 def _constants(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Names that stand for a text, or for another name, at the top of a module or class."""
-    for node in tree.body:
+    for node, target in _assigned(tree.body):
+        match node.value:
+            case ast.Constant(value=str(text)) | ast.Name(id=text):
+                yield target.id, text
+
+
+def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.Assign, ast.Name]]:
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                yield node.targets[0].id, node.value.value
-            elif isinstance(node.value, ast.Name):
-                yield node.targets[0].id, node.value.id
+            yield node, node.targets[0]
 
 
 def _text(node: ast.expr | None, constants: dict[str, str]) -> str:
