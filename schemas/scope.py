@@ -3,7 +3,9 @@
 A scope is what these options resolve to: symbols, timeframes, instants, and the home of this machine.
 """
 
+import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -21,6 +23,17 @@ from schemas.errors import UsageError
 from schemas.home import home_folder
 from schemas.identity import APART, OWN, SIM, Market, SeriesId, market_home
 from schemas.tables import Reading, is_table, remembered, tables_of
+
+_REAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+"""Real numbers, also those that JSON does not know: `.1`, `5.`, `+0.5`."""
+
+
+def parse_value(text: str) -> Any:
+    """Return the JSON value of a text, or the text itself if it is not JSON: `5`, `.1`, `false`, `quantile`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also for thousands of digits or brackets
+        return float(text) if _REAL.fullmatch(text) else text
 
 
 def parse_instant(text: str, option: str) -> datetime:

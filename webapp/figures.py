@@ -17,8 +17,7 @@ from tasks.judging.pool import compare_pair
 from tasks.judging.score_files import stored_score
 from tasks.judging.verdicts import pair_verdict
 from webapp import runs
-from webapp.one_series import candle_rows, forecast_at
-from webapp.stored import newest, record
+from webapp.read import candle_rows, forecast_at, newest, record
 
 ThemeName = Literal["light", "dark"]
 

@@ -1,12 +1,14 @@
 """`cpb ingest`, `verify`, `prune` and `store`: fill, check and clean the store, and say which it is."""
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import Json, cli_options
-from flows.console import echo, emit, quiet_libraries, show, shown_progress
+from flows.cli.ending import Answer, answered
+from flows.cli.options import cli_options
+from flows.console import Column, echo, print_table, quiet_libraries, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, counted
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec
@@ -22,12 +24,20 @@ _SHOWN = 20
 
 _ALL = "all"
 
+_COLUMNS = (
+    Column("series", "series", stays=True),
+    Column("status", "status", stays=True),
+    Column("candles", "candles", ",", stays=True),
+    Column("first", "first"),
+    Column("last", "last"),
+    Column("holes", "holes", ",", stays=True),
+    Column("missing", "missing", ",", stays=True),
+)
 
+
+@answered
 @cli_options(IngestSpec, without=("offline",))
-def ingest(
-    spec: IngestSpec,
-    json: Json = False,
-) -> None:
+def ingest(spec: IngestSpec) -> Answer:
     """Fetch, verify and store klines; a second run fetches only what is new.
 
     Example: cpb ingest --coins BTC,ETH --timeframes 1h --since 2024-01
@@ -39,35 +49,32 @@ def ingest(
         from tasks.market.listing import with_listed_pairs
 
         state = update_store(with_listed_pairs(spec, echo).scope, tail=spec.tail)
-    if json:
-        emit(state.to_dict())
-    else:
-        show(_for_people(state))
-    raise typer.Exit(state.exit)
+    return Answer(state.to_dict(), partial(_print, state))
 
 
-def _for_people(state: "StoreState") -> str:
-    from tasks.market.store_state import hole_lines, series_table
+def _print(state: "StoreState") -> None:
+    from tasks.market.store_state import hole_lines, series_rows
 
+    print_table("", _COLUMNS, series_rows(state))
+    reasons = [f"{s.series}: {s.reason}" for s in state.series if s.reason]
     lines = hole_lines(state)
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"… and {len(lines) - _SHOWN} more; --json shows all"]
     requests = counted(state.requests, "request")
-    return "\n".join(
-        [
-            series_table(state),
-            *state.warnings,
-            *state.notes,
-            *lines,
-            f"{requests} to {state.source} in {state.seconds:.1f} s",
-        ]
-    )
+    for line in (
+        *reasons,
+        *state.warnings,
+        *state.notes,
+        *lines,
+        f"{requests} to {state.source} in {state.seconds:.1f} s",
+    ):
+        show(line)
 
 
+@answered
 def verify(
     market: Annotated[str, typer.Option(help="all, spot, um, cm, own or sim")] = _ALL,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Read every stored file, compared with its digest: candles, features, fleets, champions, forecasts and scores.
 
     Prints a line per damaged file: its path, the reason, and what makes or fetches it again; changes nothing.
@@ -86,35 +93,36 @@ def verify(
 
         home = stored_home()
         result = verify_all(home, markets, lambda checked: report_progress("verify", checked, 0, "files"))
-    for damage in () if json else result.damaged:
-        show(f"{damage.path}  {damage.reason}  -> {damage.command}")
-    fetching = ("cpb ingest", "cpb train-all")
-    if not json and any(
-        d.command.startswith(fetching) and "--source" not in d.command for d in result.damaged
-    ):
-        echo(
-            "where candles are not from Binance Vision, add their --source to `cpb ingest` and `cpb train-all`"
-        )
-    for sentence in result.unchecked:
-        echo(sentence)
+
+    def shown() -> None:
+        for damage in result.damaged:
+            show(f"{damage.path}  {damage.reason}  -> {damage.command}")
+        fetching = ("cpb ingest", "cpb train-all")
+        if any(d.command.startswith(fetching) and "--source" not in d.command for d in result.damaged):
+            echo(
+                "where candles are not from Binance Vision, add their --source to `cpb ingest` and `cpb train-all`"
+            )
+
+    notes = [*result.unchecked]
     if result.checked or result.damaged:
-        echo(f"{counted(result.checked, 'file')} checked, {len(result.damaged)} damaged")
+        notes.append(f"{counted(result.checked, 'file')} checked, {len(result.damaged)} damaged")
     elif result.is_good:
-        echo(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
-    for sentence in (*result.behind, *result.unseen):
-        echo(sentence)
-    code = EXIT_COMPLETE if result.is_good else EXIT_FATAL
-    if json:
-        damaged = [damage.model_dump(mode="json") for damage in result.damaged]
-        found = {"checked": result.checked, "damaged": damaged, "unchecked": result.unchecked}
-        emit(found | {"behind": result.behind, "unseen": result.unseen, "exit": code})
-    raise typer.Exit(code)
+        notes.append(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
+    found = {
+        "checked": result.checked,
+        "damaged": [damage.model_dump(mode="json") for damage in result.damaged],
+        "unchecked": result.unchecked,
+        "behind": result.behind,
+        "unseen": result.unseen,
+        "exit": EXIT_COMPLETE if result.is_good else EXIT_FATAL,
+    }
+    return Answer(found, shown, [*notes, *result.behind, *result.unseen])
 
 
+@answered
 def prune(
     yes: Annotated[bool, typer.Option("--yes", help="delete; without it, only show what would go")] = False,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Show, or with --yes delete, old runs and versions of models in MLflow.
 
     Kept: of each market the last 14 nights; before them what has an alias, as champions have, or the tag
@@ -126,20 +134,21 @@ def prune(
     from tasks.tracking.prune import prune as delete_old
 
     report = delete_old(checked_home(), dry_run=not yes)
-    if json:
-        emit({**asdict(report), "exit": 0})
-        return
-    for line in report.kept:
-        echo(f"stays: {line}")
-    echo(f"{report}{'' if yes or not report.runs else '; add --yes to do it'}")
+
+    def shown() -> None:
+        for line in report.kept:
+            echo(f"stays: {line}")
+        echo(f"{report}{'' if yes or not report.runs else '; add --yes to do it'}")
+
+    return Answer(asdict(report) | {"exit": EXIT_COMPLETE}, shown)
 
 
+@answered
 def store(
     take: Annotated[
         bool, typer.Option("--take", help="make this store the home's own, in place of the one that it has")
     ] = False,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Show which MLflow store this home has; with --take it takes the one of MLFLOW_TRACKING_URI.
 
     A home takes the first store that it is used with, and refuses any other (exit 1), whose models it would mix with
@@ -157,26 +166,28 @@ def store(
     opened = take_store() if take else read_store()
     registered, foreign = len(versions_with_alias(opened, ALIAS)), not_registered(opened, folder)
     is_own = home_store(folder) is not None
-    if json:
-        emit(
-            {
-                "home": folder,
-                "store": public_url(opened.uri),
-                "id": opened.id,
-                "is_own": is_own,
-                "champions": registered,
-                "packaged_elsewhere": [model.model_version for model in foreign],
-                "exit": EXIT_COMPLETE,
-            }
-        )
-        return
-    show(f"home   {folder}")
-    show(f"store  {public_url(opened.uri)}  (id {opened.id}, {counted(registered, 'champion')})")
-    if not is_own:
-        echo("the home has no store yet: it takes the first one that a command writes, as a training does")
-    if foreign:
-        echo(
-            f"not of this store: {counted(len(foreign), 'packaged model')} of this home, such as "
-            f"{foreign[0].model_version}; its champions replace them at the next forecast or publish"
-            f"{'' if registered else ', once there are any: `cpb train-all` trains some'}"
-        )
+
+    def shown() -> None:
+        show(f"home   {folder}")
+        show(f"store  {public_url(opened.uri)}  (id {opened.id}, {counted(registered, 'champion')})")
+        if not is_own:
+            echo(
+                "the home has no store yet: it takes the first one that a command writes, as a training does"
+            )
+        if foreign:
+            echo(
+                f"not of this store: {counted(len(foreign), 'packaged model')} of this home, such as "
+                f"{foreign[0].model_version}; its champions replace them at the next forecast or publish"
+                f"{'' if registered else ', once there are any: `cpb train-all` trains some'}"
+            )
+
+    answer = {
+        "home": folder,
+        "store": public_url(opened.uri),
+        "id": opened.id,
+        "is_own": is_own,
+        "champions": registered,
+        "packaged_elsewhere": [model.model_version for model in foreign],
+        "exit": EXIT_COMPLETE,
+    }
+    return Answer(answer, shown)

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import Json
-from flows.console import echo, emit, quiet_libraries, show, shown_progress
+from flows.cli.ending import Answer, answered
+from flows.console import quiet_libraries, show, shown_progress
 from schemas.coins import COINS
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, CpbError
 from schemas.home import home_folder
@@ -17,6 +17,7 @@ HISTORY_DAYS = 5 * 365
 """Length of a history whose spans are as long as they get."""
 
 
+@answered
 def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="skip the training step of each architecture")
@@ -24,8 +25,7 @@ def doctor(
     notify: Annotated[
         bool, typer.Option("--notify", help="only send a test message to the services of CPB_NOTIFY")
     ] = False,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Check and measure GPU, driver, torch build and memory; report problems and their remedies.
 
     Exit code 1 if there is a problem, such as a CPU-only torch on a machine with a GPU.
@@ -36,12 +36,9 @@ def doctor(
         from tasks.notices import send_test
 
         problems = send_test()
-        for name, problem in problems.items():
-            echo(f"{name}: {problem or 'accepted'}")
+        said = [f"{name}: {problem or 'accepted'}" for name, problem in problems.items()]
         code = EXIT_FATAL if all(problems.values()) else EXIT_COMPLETE
-        if json:
-            emit({"services": problems, "exit": code})
-        raise typer.Exit(code)
+        return Answer({"services": problems, "exit": code}, notes=said)
     quiet_libraries()
     from cpbmodels.doctor.examine import examine
     from cpbmodels.doctor.findings import Problem
@@ -62,12 +59,8 @@ def doctor(
                 diagnosis.notes.append(f"how early runs so far ended is not known: {error}")
     if found := second_library():
         diagnosis.problems.append(Problem(*found))
-    if json:
-        emit(diagnosis.as_dict() | {"exit": diagnosis.exit_code})
-    else:
-        for line in lines(diagnosis):
-            show(line)
-    raise typer.Exit(diagnosis.exit_code)
+    answer = diagnosis.as_dict() | {"exit": diagnosis.exit_code}
+    return Answer(answer, lambda: show("\n".join(lines(diagnosis))))
 
 
 def default_spans() -> list[tuple[int, int]]:

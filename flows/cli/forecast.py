@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-import typer
-
-from flows.cli.options import Json, cli_options
-from flows.console import Column, echo, emit, finding, price, print_table, quiet_libraries, shown_progress
+from flows.cli.ending import Answer, answered
+from flows.cli.options import cli_options
+from flows.console import Column, echo, finding, price, print_table, quiet_libraries, shown_progress
 from schemas.errors import age, counted
 from schemas.forecasting import ForecastSpec
 
@@ -30,8 +30,9 @@ _EVERYTHING = (
 )
 
 
+@answered
 @cli_options(ForecastSpec)
-def forecast(spec: ForecastSpec, json: Json = False) -> None:
+def forecast(spec: ForecastSpec) -> Answer:
     """Refresh the candles, forecast with the champions, show the forecasts, and score those come due.
 
     Of a single series every step and quantile is shown.
@@ -44,11 +45,7 @@ def forecast(spec: ForecastSpec, json: Json = False) -> None:
         from flows.runner import Runner
 
         result = run_forecast(spec, Runner(), echo)
-    if json:
-        emit(result)
-    else:
-        _print(spec, result)
-    raise typer.Exit(result["exit"])
+    return Answer(result, partial(_print, spec, result))
 
 
 def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:

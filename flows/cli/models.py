@@ -2,13 +2,15 @@
 
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import Json, cli_options
-from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, show
+from flows.cli.ending import Answer, answered
+from flows.cli.options import cli_options
+from flows.console import Column, echo, finding, interval, print_table, quiet_libraries, show
 from schemas.board import BoardSpec
 from schemas.coins import check_known
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, DamagedError, UsageError, counted
@@ -65,8 +67,9 @@ _TABLE = (
 )
 
 
+@answered
 @cli_options(BoardSpec)
-def leaderboard(spec: BoardSpec, json: Json = False) -> None:
+def leaderboard(spec: BoardSpec) -> Answer:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
     A row is the newest run of a preset on the same coins. Simulated markets are only shown if requested, or if nothing
@@ -78,10 +81,7 @@ def leaderboard(spec: BoardSpec, json: Json = False) -> None:
     from tasks.tracking.leaderboard import read_board
 
     rows = read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
-    if json:
-        emit({"leaderboard": rows, "exit": 0})
-    else:
-        print_board(rows)
+    return Answer({"leaderboard": rows, "exit": EXIT_COMPLETE}, partial(print_board, rows))
 
 
 def print_board(rows: list[dict[str, Any]]) -> None:
@@ -102,8 +102,9 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     print_table(title, BOARD, shown)
 
 
+@answered
 @cli_options(BoardSpec, only=("market", "coins", "timeframes"))
-def ledger(spec: BoardSpec, json: Json = False) -> None:
+def ledger(spec: BoardSpec) -> Answer:
     """Show the scores of the stored forecasts against the random walk, live forecasts and replays separately.
 
     A ratio below 1 is better than the random walk with EWMA volatility. Its interval is valid at any time.
@@ -117,22 +118,28 @@ def ledger(spec: BoardSpec, json: Json = False) -> None:
     stored = series_with_forecasts(home)
     check_known(spec.symbols, {s.symbol for s in stored}, f"the forecast store in {home}")
     rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals)
-    if json:
-        emit({"ledger": rows, "exit": 0})
-    elif rows:
-        for live, title in ((True, "Live forecasts"), (False, "Replays: forecasts made after the fact")):
-            of_kind = [row for row in rows if row["live"] == live]
-            names = Counter(row["model_version"] for row in of_kind)
-            if lines := [_ledger_line(row, ambiguous=names[row["model_version"]] > 1) for row in of_kind]:
-                title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
-                print_table(title, _LEDGER, lines)
-    elif stored:
-        echo(
-            "no forecast has been scored yet: `cpb forecast` fetches newer candles and scores the forecasts whose "
-            "candles are stored by then"
-        )
-    else:
-        echo(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")
+
+    def shown() -> None:
+        if rows:
+            _print_ledger(rows)
+        elif stored:
+            echo(
+                "no forecast has been scored yet: `cpb forecast` fetches newer candles and scores the forecasts whose "
+                "candles are stored by then"
+            )
+        else:
+            echo(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")
+
+    return Answer({"ledger": rows, "exit": EXIT_COMPLETE}, shown)
+
+
+def _print_ledger(rows: list[dict[str, Any]]) -> None:
+    for live, title in ((True, "Live forecasts"), (False, "Replays: forecasts made after the fact")):
+        of_kind = [row for row in rows if row["live"] == live]
+        names = Counter(row["model_version"] for row in of_kind)
+        if lines := [_ledger_line(row, ambiguous=names[row["model_version"]] > 1) for row in of_kind]:
+            title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
+            print_table(title, _LEDGER, lines)
 
 
 def _ledger_line(row: dict[str, Any], *, ambiguous: bool) -> dict[str, Any]:
@@ -151,14 +158,14 @@ def _ledger_line(row: dict[str, Any], *, ambiguous: bool) -> dict[str, Any]:
     return row | shown | {"verdict": row["verdict"].removesuffix(" than the random walk")} | unknown
 
 
+@answered
 @cli_options(BoardSpec, without=("run",))
 def champions(
     spec: BoardSpec,
     why: Annotated[
         bool, typer.Option("--why", help="the decision behind each champion, with its figures")
     ] = False,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Show the champion of each coin x timeframe, the gate's last decision, and with --why its reason.
 
     Example: cpb champions --why --coins BTC --timeframes 1h
@@ -185,21 +192,23 @@ def champions(
             entry.champion.check()
         except DamagedError as error:
             echo(str(error))
-    if json:
-        emit({"champions": [_row(entry) for entry in chosen], "exit": EXIT_COMPLETE})
-        return
-    markets = {entry.champion.series.market for entry in chosen}
-    watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
-    if why:
-        for entry in chosen:
-            show("\n".join(_explained(entry, watched.get(entry.champion.series))))
-    else:
-        # Real and simulated champions are never listed together.
-        title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
-        print_table(title, _TABLE, [_table_row(e, watched.get(e.champion.series)) for e in chosen])
-    echo(counted(len(chosen), "champion"))
+
+    def shown() -> None:
+        markets = {entry.champion.series.market for entry in chosen}
+        watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
+        if why:
+            for entry in chosen:
+                show("\n".join(_explained(entry, watched.get(entry.champion.series))))
+        else:
+            # Real and simulated champions are never listed together.
+            title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
+            print_table(title, _TABLE, [_table_row(e, watched.get(e.champion.series)) for e in chosen])
+        echo(counted(len(chosen), "champion"))
+
+    return Answer({"champions": [_row(entry) for entry in chosen], "exit": EXIT_COMPLETE}, shown)
 
 
+@answered
 @cli_options(ScopeSpec, only=("market",))
 def promote(
     spec: ScopeSpec,
@@ -207,8 +216,7 @@ def promote(
     timeframe: Annotated[str, typer.Argument(metavar="TIMEFRAME", help="a Binance interval, as in 1h")],
     version: Annotated[str, typer.Option(metavar="N", help="a registered version, or previous")],
     force: Annotated[str, typer.Option(metavar="REASON", help="the reason, stored with the decision")],
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Make a registered version the champion by hand, regardless of its figures; the reason is kept.
 
     Example: cpb promote BTC 1h --version previous --force "version 7 learnt from a broken feed"
@@ -222,10 +230,9 @@ def promote(
     from tasks.promotion.moves import promote_by_hand
 
     decision = promote_by_hand(checked_home(), chosen[0], version, force)
-    if json:
-        emit({"decision": decision.model_dump(mode="json"), "exit": EXIT_COMPLETE})
-    else:
-        echo(f"{decision.series}: version {decision.version_number} is the champion now: {decision.reason}")
+    said = f"{decision.series}: version {decision.version_number} is the champion now: {decision.reason}"
+    answer = {"decision": decision.model_dump(mode="json"), "exit": EXIT_COMPLETE}
+    return Answer(answer, partial(echo, said))
 
 
 def _row(served: "Served") -> dict[str, Any]:
@@ -285,12 +292,12 @@ def _table_row(served: "Served", alarm: "Alarm | None") -> dict[str, Any]:
     }
 
 
+@answered
 @cli_options(RunSpec, only=("market", "repo"))
 def publish(
     spec: RunSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
 
     The record of the forecasts goes with them, to be checked without cpb. Damaged files are left out (exit 3).
@@ -304,25 +311,19 @@ def publish(
     result = step(spec.market, repo)
     for failure in result.failures:
         echo(f"FAILED {failure.line}")
-    code = EXIT_PARTIAL if result.failures else EXIT_COMPLETE
-    if json:
-        failures = [f.as_json() for f in result.failures]
-        emit(
-            {
-                "published": result.place,
-                "repo": spec.repo,
-                "dry_run": repo is None,
-                "failures": failures,
-                "exit": code,
-            }
-        )
-    else:
-        then = f"; `cpb publish --market {spec.market} --repo USER/NAME` publishes it"
-        written = f"written to {result.place}{'' if result.failures else then}"
-        echo(f"published: {result.place}" if repo else written)
-    raise typer.Exit(code)
+    answer = {
+        "published": result.place,
+        "repo": spec.repo,
+        "dry_run": repo is None,
+        "failures": [f.as_json() for f in result.failures],
+        "exit": EXIT_PARTIAL if result.failures else EXIT_COMPLETE,
+    }
+    then = f"; `cpb publish --market {spec.market} --repo USER/NAME` publishes it"
+    written = f"written to {result.place}{'' if result.failures else then}"
+    return Answer(answer, partial(echo, f"published: {result.place}" if repo else written))
 
 
+@answered
 @cli_options(ScopeSpec, only=("market",))
 def restore(
     spec: ScopeSpec,
@@ -338,8 +339,7 @@ def restore(
             "--set-aside", help="go back to the record as published; what differs is moved to HOME/set-aside"
         ),
     ] = False,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Bring a market's lost forecasts, scores and their chain back from the published record.
 
     Each row is compared with the published chain. What is intact stays, with what was stored since it was published.
@@ -354,14 +354,16 @@ def restore(
     done = restore_record(home, spec.market, record, set_aside=set_aside)
     for sentence in done.failures:
         echo(f"FAILED {sentence}")
+
+    def shown() -> None:
+        if done.lines or done.months or done.set_aside:
+            lines = (
+                f"{counted(done.lines, 'line')} of the chain and {counted(len(done.months), 'month')} of rows"
+            )
+            kept = f"; what was there before is in {done.set_aside}" if done.set_aside else ""
+            echo(f"restored {lines}{kept}")
+        elif not done.failures:
+            echo("nothing to restore: the published record is stored as it is")
+
     code = EXIT_PARTIAL if done.failures else EXIT_COMPLETE
-    if json:
-        aside = str(done.set_aside) if done.set_aside else None
-        emit({**asdict(done), "set_aside": aside, "exit": code})
-    elif done.lines or done.months or done.set_aside:
-        lines = f"{counted(done.lines, 'line')} of the chain and {counted(len(done.months), 'month')} of rows"
-        kept = f"; what was there before is in {done.set_aside}" if done.set_aside else ""
-        echo(f"restored {lines}{kept}")
-    elif not done.failures:
-        echo("nothing to restore: the published record is stored as it is")
-    raise typer.Exit(code)
+    return Answer(asdict(done) | {"exit": code}, shown)

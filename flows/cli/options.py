@@ -1,7 +1,7 @@
 """Options of the command line, generated from the specifications that declare them (`schemas/`).
 
     @cli_options(ScopeSpec)
-    def forecast(spec: ScopeSpec, json: Json = False) -> None: ...
+    def forecast(spec: ScopeSpec) -> Answer: ...
 
 gives the command `--coins`, `--timeframes` and so on, with the fields' descriptions and defaults. Typer receives all of
 them as texts (or switches), so that the specification reports an invalid value instead of the parser.
@@ -13,7 +13,6 @@ model preset (`cpbmodels.arch.options.Preset`), another name of one (`ALIASES`) 
 
 import inspect
 import json
-import re
 import shlex
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -29,10 +28,10 @@ from flows.console import shown_progress
 from schemas.base import Spec
 from schemas.errors import UsageError
 from schemas.identity import APART
+from schemas.scope import parse_value
 from tasks.storage.urls import public_url
 
-Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]
-
+R = TypeVar("R")
 S = TypeVar("S", bound=Spec)
 
 OVERRIDES = "overrides"
@@ -100,16 +99,13 @@ _POSITIONAL = {
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
 """The hyphen, and what looks like it."""
 
-_REAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-"""Real numbers, also those that JSON does not know: `.1`, `5.`, `+0.5`."""
-
 _SET, _UNSET = "set_", "unset_"
 """Before the name of a model's option: the parameter with its values, and the one that counts `--no-NAME`."""
 
 
 def cli_options(
     spec: type[S], *, only: Collection[str] = (), without: Collection[str] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Give a Typer command the fields of `spec` as options and call it with the built spec as first argument.
 
     The command's other parameters are unchanged. If it shows the fields `coins` and `timeframes`, these can also be
@@ -127,13 +123,13 @@ def cli_options(
     if OVERRIDES in fields:
         parameters += _model_parameters(by_set)
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
         _, *others = inspect.signature(command).parameters.values()
         parameters_here = [_keyword(p.name, p.annotation, p.default) for p in others]
         signature = inspect.Signature([*parameters, *parameters_here], return_annotation=None)
 
         @wraps(command)
-        def run(**given: Any) -> None:
+        def run(**given: Any) -> R:
             bound = signature.bind(**given)
             bound.apply_defaults()
             values = {
@@ -155,7 +151,7 @@ def cli_options(
             # Importing the architectures takes a second.
             with shown_progress(_dashed(command.__name__), "reading the options"):
                 made = spec(**values)
-            command(made, **bound.arguments)
+            return command(made, **bound.arguments)
 
         run.__dict__["__signature__"] = signature
         run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": None}
@@ -206,14 +202,6 @@ class Command(TyperCommand):
                 if isinstance(param, TyperOption):
                     param.hidden = False
         return super().shell_complete(ctx, incomplete)
-
-
-def parse_value(text: str) -> Any:
-    """Return the JSON value of a text, or the text itself if it is not JSON: `5`, `.1`, `false`, `quantile`."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # also for thousands of digits or brackets
-        return float(text) if _REAL.fullmatch(text) else text
 
 
 def command_line(command: str, spec: Spec, of: type[Spec]) -> str:

@@ -1,12 +1,14 @@
 """`cpb presets`: list the presets, or show what a preset resolves to and what each of its options allows."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from cpbmodels.arch.options import ALIASES, CHOICES, MAX_FEATURES, MAX_MEMBERS, RANGES, SWITCHES
-from flows.cli.options import BY_SET, Json
-from flows.console import Column, echo, emit, print_table, show, shown_progress
+from flows.cli.ending import Answer, answered
+from flows.cli.options import BY_SET
+from flows.console import Column, echo, print_table, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, UsageError
 from schemas.fleets import base_of
 from schemas.presets import (
@@ -23,6 +25,7 @@ from schemas.run import RunSpec
 _LISTED = 4  # names of a list that a cell of the table holds
 
 
+@answered
 def presets(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="a preset, or your own file (NAME.toml)")
@@ -36,8 +39,7 @@ def presets(
     profile: Annotated[
         str | None, typer.Option("--profile", help=RunSpec.model_fields["profile"].description)
     ] = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """List the presets, or show every option of one: its value, what is allowed, what differs from the built-in value.
 
     Example: cpb presets seed-gru
@@ -51,14 +53,8 @@ def presets(
         )
     with shown_progress("presets", "reading the options"):
         answer = {"presets": listed()} if name is None else explained(name, given)
-    if json:
-        emit(answer | {"exit": EXIT_COMPLETE})
-    elif name is None:
-        print_presets(answer["presets"])
-        folder = own_presets_folder()
-        echo(f"your own: NAME{SUFFIX} in {folder}; `cpb presets NAME` shows every option of one")
-    else:
-        _print_explained(answer)
+    shown = partial(_print_list if name is None else _print_explained, answer)
+    return Answer(answer | {"exit": EXIT_COMPLETE}, shown)
 
 
 def listed() -> list[dict[str, Any]]:
@@ -75,6 +71,12 @@ def listed() -> list[dict[str, Any]]:
             one["problem"] = str(error)
         found.append(one)
     return found
+
+
+def _print_list(answer: dict[str, Any]) -> None:
+    print_presets(answer["presets"])
+    folder = own_presets_folder()
+    echo(f"your own: NAME{SUFFIX} in {folder}; `cpb presets NAME` shows every option of one")
 
 
 def print_presets(found: list[dict[str, Any]]) -> None:

@@ -9,15 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import Json
-from flows.console import echo, emit, quiet_libraries, shown_progress
+from flows.cli.ending import Answer, Json, answered
+from flows.console import Column, echo, emit, print_table, quiet_libraries, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, counted
 
 if TYPE_CHECKING:
+    from flows.deploy.status import Deployment, Status
     from flows.ops.mlflow_ui import Address
 
 
 PAGE_PORT = 8000
+
+_DEPLOYMENTS = (
+    Column("deployment", "name", stays=True),
+    Column("running", "running", stays=True, folds=True),
+    Column("queued", "queued", stays=True, folds=True),
+    Column("last run", "last", stays=True, folds=True),
+    Column("next", "next"),
+)
 
 Host = Annotated[str, typer.Option("--host", help="address to listen on; the default is this machine only")]
 Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="port to listen on")]
@@ -100,7 +109,8 @@ ServerPort = Annotated[
 
 
 @app.command()
-def up(port: ServerPort = None, json: Json = False) -> None:
+@answered
+def up(port: ServerPort = None) -> Answer:
     """Start server, work pool, deployments and worker, unless they are already running.
 
     Example: cpb deploy up && cpb deploy run train-all
@@ -112,20 +122,22 @@ def up(port: ServerPort = None, json: Json = False) -> None:
     result = services.up(port)
     api, show_password = services.api_of(result.port), f"cat {shlex.quote(str(password_file()))}"
     export = f'export PREFECT_API_URL={api} PREFECT_API_AUTH_STRING="$({show_password})"'
-    if json:
-        places = {"api": api, "auth_file": password_file(), "export": export}
-        emit(asdict(result) | places | {"exit": EXIT_COMPLETE})
-    for name in result.runs_ended:
-        echo(f"run {name} is marked Crashed: its worker has ended")
+    said = [f"run {name} is marked Crashed: its worker has ended" for name in result.runs_ended]
     if result.runs_dropped:
-        echo(f"{counted(result.runs_dropped, 'scheduled run')} missed while no worker was running: dropped")
-    echo(f"up: {api.removesuffix('/api')}  (started: {' and '.join(result.started) or 'nothing, both run'})")
-    echo(f"the page asks for a password, which this prints: {show_password}")
-    echo(f"for prefect's own commands: {export}")
-    echo("`cpb deploy status` shows the runs, `cpb deploy down` stops everything")
+        dropped = counted(result.runs_dropped, "scheduled run")
+        said.append(f"{dropped} missed while no worker was running: dropped")
+    said += [
+        f"up: {api.removesuffix('/api')}  (started: {' and '.join(result.started) or 'nothing, both run'})",
+        f"the page asks for a password, which this prints: {show_password}",
+        f"for prefect's own commands: {export}",
+        "`cpb deploy status` shows the runs, `cpb deploy down` stops everything",
+    ]
+    places = {"api": api, "auth_file": password_file(), "export": export}
+    return Answer(asdict(result) | places | {"exit": EXIT_COMPLETE}, notes=said)
 
 
 @app.command()
+@answered
 def run(
     name: Annotated[str, typer.Argument(help="train-all, nightly, hourly, or FLOW/DEPLOYMENT")],
     param: Annotated[
@@ -133,8 +145,7 @@ def run(
         typer.Option("--param", help="NAME=VALUE, the value as JSON or text; may be repeated"),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="wait until the run has ended")] = False,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Ask a deployment for a run; the short form of `prefect deployment run FLOW/DEPLOYMENT`.
 
     Example: cpb deploy run train-all --param preset=smoke --param source=sim
@@ -150,14 +161,18 @@ def run(
             EXIT_PARTIAL if state.name == "Partial" else EXIT_COMPLETE if state.is_completed() else EXIT_FATAL
         )
     shown = f"{state.name}{f': {state.message}' if state.message else ''}" if state else "unknown"
-    echo(f"run {flow_run.name} (id {flow_run.id}): {shown}")
-    if json:
-        emit({"flow_run_id": flow_run.id, "name": flow_run.name, "state": state and state.name, "exit": code})
-    raise typer.Exit(code)
+    answer = {
+        "flow_run_id": flow_run.id,
+        "name": flow_run.name,
+        "state": state and state.name,
+        "exit": code,
+    }
+    return Answer(answer, notes=[f"run {flow_run.name} (id {flow_run.id}): {shown}"])
 
 
 @app.command()
-def status(json: Json = False) -> None:
+@answered
+def status() -> Answer:
     """Show the processes, each deployment's last run, and problems, such as stale data; exit 1 if there is one.
 
     Example: cpb deploy status
@@ -166,25 +181,34 @@ def status(json: Json = False) -> None:
 
     result = read_status()
     code = EXIT_FATAL if result.problems else EXIT_COMPLETE
-    if json:
-        emit(asdict(result) | {"up": len(result.pids) == 2, "exit": code})
-    pids = ", ".join(f"{name} pid {pid}" for name, pid in result.pids.items())
-    echo(f"port {result.port}: {pids}" if pids else "nothing is running; start it with `cpb deploy up`")
-    for deployment in result.deployments:
-        last = (
-            f"{deployment.outcome} {_time(deployment.ended)}"
-            if deployment.outcome
-            else "no run has ended yet"
-        )
-        echo(f"{deployment.name:<22}  {last}; next {_time(deployment.next)}")
-    echo(f"disk: {result.free_bytes / 1e9:,.0f} GB free")
-    for problem in result.problems:
-        echo(f"WRONG: {problem}")
-    raise typer.Exit(code)
+    answer = asdict(result) | {"up": len(result.pids) == 2, "exit": code}
+    return Answer(answer, partial(_print_status, result))
+
+
+def _print_status(status: "Status") -> None:
+    pids = ", ".join(f"{name} pid {pid}" for name, pid in status.pids.items())
+    show(f"port {status.port}: {pids}" if pids else "nothing is running; start it with `cpb deploy up`")
+    if status.deployments:
+        print_table("", _DEPLOYMENTS, [_deployment_row(deployment) for deployment in status.deployments])
+    show(f"disk: {status.free_bytes / 1e9:,.0f} GB free")
+    for problem in status.problems:
+        show(f"WRONG: {problem}")
+
+
+def _deployment_row(deployment: "Deployment") -> dict[str, str | None]:
+    ended = f"{deployment.outcome} {_time(deployment.ended)}"
+    return {
+        "name": deployment.name,
+        "running": ", ".join(deployment.running) or None,
+        "queued": ", ".join(deployment.queued) or None,
+        "last": ended if deployment.outcome else "no run has ended yet",
+        "next": "paused" if deployment.paused else _time(deployment.next),
+    }
 
 
 @app.command()
-def down(json: Json = False) -> None:
+@answered
+def down() -> Answer:
     """Stop worker and server; runs in progress end as Cancelled.
 
     Example: cpb deploy down
@@ -192,9 +216,8 @@ def down(json: Json = False) -> None:
     from flows.deploy import services
 
     stopped = services.down()
-    if json:
-        emit({"stopped": stopped, "exit": EXIT_COMPLETE})
-    echo(f"stopped {' and '.join(stopped)}" if stopped else "nothing was up")
+    said = f"stopped {' and '.join(stopped)}" if stopped else "nothing was up"
+    return Answer({"stopped": stopped, "exit": EXIT_COMPLETE}, notes=[said])
 
 
 def _time(time: datetime | None) -> str:

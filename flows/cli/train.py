@@ -1,14 +1,16 @@
 """`cpb demo`, `train` and `train-all`; `backtest` and `tune`: methods over several periods, and their options."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from flows.cli import end_interrupted
+from flows.cli.ending import Answer, answered
 from flows.cli.models import print_board
-from flows.cli.options import Json, cli_options, command_line
+from flows.cli.options import cli_options, command_line
 from flows.cli.presets import listed, print_presets
-from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, shown_progress
+from flows.console import Column, echo, finding, interval, print_table, quiet_libraries, shown_progress
 from schemas.backtesting import BacktestSpec
 from schemas.errors import p_value
 from schemas.run import RunSpec, TrainSpec
@@ -34,7 +36,8 @@ _COLUMNS = (
 )
 
 
-def demo(json: Json = False) -> None:
+@answered
+def demo() -> Answer:
     """Train, judge and package 2 coins x {15m, 1h} x 5 architectures on simulated klines; needs no network.
 
     Example: cpb demo
@@ -42,12 +45,12 @@ def demo(json: Json = False) -> None:
     with shown_progress("demo", "reading the options"):
         spec = RunSpec(coins="BTC,ETH", timeframes="15m,1h", preset="smoke", source="sim")
     result = _train_all(spec, "demo", direct=True)
-    if json:
-        emit(result)
-    else:
+
+    def shown() -> None:
         _show_board(result)
         _next_steps()
-    raise typer.Exit(result["exit"])
+
+    return Answer(result, shown)
 
 
 def _list_presets(wanted: bool) -> None:
@@ -56,6 +59,7 @@ def _list_presets(wanted: bool) -> None:
         raise typer.Exit
 
 
+@answered
 @cli_options(RunSpec)
 def train_all(
     spec: RunSpec,
@@ -63,20 +67,16 @@ def train_all(
         bool,
         typer.Option("--presets", callback=_list_presets, is_eager=True, help="list the presets and exit"),
     ] = False,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Ingest, train, judge, promote, package and forecast the whole universe.
 
     Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
     """
     result = _train_all(spec, "train-all")
-    if json:
-        emit(result)
-    else:
-        _show_board(result)
-    raise typer.Exit(result["exit"])
+    return Answer(result, partial(_show_board, result))
 
 
+@answered
 @cli_options(TrainSpec, without=("repo", "tail", "force", "prune", "serving"))
 def train(
     spec: TrainSpec,
@@ -89,8 +89,7 @@ def train(
             "checkpoint or fleet's folder",
         ),
     ] = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Train and judge a single model.
 
     Example: cpb train BTCUSDT 1h --arch lstm --source sim --epochs 5
@@ -103,12 +102,8 @@ def train(
             result = train_one(spec, resume=resume, report=echo)
     except KeyboardInterrupt:
         end_interrupted("add --resume latest to continue from the last checkpoint instead of starting over")
-    if json:
-        emit(result)
-    else:
-        for line in result_lines(result, command_line("train-all", spec, RunSpec)):
-            echo(line)
-    raise typer.Exit(int(result["exit"]))
+    again = command_line("train-all", spec, RunSpec)
+    return Answer(result, lambda: echo("\n".join(result_lines(result, again))))
 
 
 def _train_all(spec: RunSpec, command: str, *, direct: bool = False) -> dict[str, Any]:
@@ -139,8 +134,9 @@ def _next_steps() -> None:
     echo("  cpb train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")
 
 
+@answered
 @cli_options(BacktestSpec, without=("repo", "tail", "force", "prune", "wandb", "serving"))
-def backtest(spec: BacktestSpec, json: Json = False) -> None:
+def backtest(spec: BacktestSpec) -> Answer:
     """Judge architectures over rolling-origin folds against the random walk; the models are not kept.
 
     Example: cpb backtest --source sim --coins BTC,ETH --preset smoke --folds 2 --out report
@@ -151,13 +147,8 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
         from flows.runner import Runner, in_prefect, server_in_use
 
         result = in_prefect(job.backtest, spec) if server_in_use() else job.run_backtest(spec, Runner(), echo)
-    if json:
-        emit(result)
-    else:
-        _print_board(result["pooled"])
-    if spec.out:
-        echo(f"written to {spec.out}")
-    raise typer.Exit(result["exit"])
+    notes = [f"written to {spec.out}"] if spec.out else []
+    return Answer(result, lambda: _print_board(result["pooled"]), notes)
 
 
 def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
@@ -174,10 +165,11 @@ def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
     print_table(title, _COLUMNS, board)
 
 
+@answered
 @cli_options(
     TuneSpec, without=("repo", "tail", "force", "prune", "wandb", "serving", "seeds", "train_timeout_s")
 )
-def tune(spec: TuneSpec, json: Json = False) -> None:
+def tune(spec: TuneSpec) -> Answer:
     """Search options with Optuna: a fleet trains a batch of trials, rolling folds before the test span choose one.
 
     The winner is scored on the test span once and written as a preset. The same command continues its study.
@@ -190,8 +182,4 @@ def tune(spec: TuneSpec, json: Json = False) -> None:
         from flows.tune import run_tune
 
         result = run_tune(spec, Runner(), echo)
-    if json:
-        emit(result)
-    else:
-        echo(f"preset: {result['preset']}\nreport: {result['report']}")
-    raise typer.Exit(result["exit"])
+    return Answer(result, lambda: echo(f"preset: {result['preset']}\nreport: {result['report']}"))

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import psutil
 
-from flows.cli.options import parse_value
 from flows.ops.listeners import PREFECT
 from flows.ops.logs import keep_bounded, rotate
 from flows.ops.passwords import make_password, password_file, prefect_home, read_password
@@ -34,13 +33,14 @@ from schemas.forecasting import ForecastSpec
 from schemas.home import default_folder
 from schemas.presets import with_preset_files
 from schemas.run import RunSpec
-from schemas.scope import ScopeSpec
+from schemas.scope import ScopeSpec, parse_value
 from tasks.storage.locks import locked
 from tasks.tracking.home_store import home_store, named_uri, new_store_uri
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.responses import DeploymentResponse
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder with this code, in which the processes of a deployment run, regardless of the current folder."""
@@ -199,7 +199,7 @@ def _start_worker(client: "SyncPrefectClient", result: Started) -> None:
     with suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
     before = client.read_deployments(limit=PAGE)
-    paused = {d.id for d in before if d.schedules and not any(s.active for s in d.schedules)}
+    paused = {deployment.id for deployment in before if is_paused(deployment)}
     _deploy(result.port)  # this makes the schedules anew
     for deployment in client.read_deployments(limit=PAGE):
         for schedule in deployment.schedules if deployment.id in paused else ():
@@ -217,6 +217,11 @@ def _start_worker(client: "SyncPrefectClient", result: Started) -> None:
     if not server:
         raise CpbError(f"the Prefect server has ended (log: {log_file('server')})", code="server-ended")
     _start("worker", result, [server.pid], ready=polls)
+
+
+def is_paused(deployment: "DeploymentResponse") -> bool:
+    """Whether a deployment has schedules, none of which starts runs."""
+    return bool(deployment.schedules) and not any(schedule.active for schedule in deployment.schedules)
 
 
 def _start(name: Name, result: Started, options: Sequence[object], ready: Callable[[], bool]) -> None:

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -11,7 +11,16 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows.deploy.services import PAGE, POOL, client_of, data_home, find, last_port, log_file
+from flows.deploy.services import (
+    PAGE,
+    POOL,
+    client_of,
+    data_home,
+    find,
+    is_paused,
+    last_port,
+    log_file,
+)
 from flows.runner import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import stored_series
@@ -22,13 +31,20 @@ MIN_FREE_BYTES = 1_000_000_000
 
 @dataclass(frozen=True)
 class Deployment:
-    """A deployment: its newest ended run and the start of its next; None if there is no such run yet."""
+    """A deployment: its newest ended run and the start of its next; None if there is no such run yet.
+
+    `running`, `queued`: the names of its runs that are at work, and of those that are due and wait for another run to
+    end, or for a worker. `paused`: its schedules start no run.
+    """
 
     name: str
     outcome: str | None
     message: str
     ended: datetime | None
     next: datetime | None
+    running: list[str]
+    queued: list[str]
+    paused: bool
 
 
 @dataclass
@@ -80,21 +96,26 @@ def read_status() -> Status:
 
 
 def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:
-    def first(states: list[str], sort: FlowRunSort) -> FlowRun | None:
+    def runs(states: list[str], sort: FlowRunSort, limit: int = PAGE) -> list[FlowRun]:
         some = {"deployment_id": {"any_": [deployment.id]}, "state": {"type": {"any_": states}}}
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(some), sort=sort, limit=1)
-        return runs[0] if runs else None
+        only = FlowRunFilter.model_validate(some)
+        return client.read_flow_runs(flow_run_filter=only, sort=sort, limit=limit)
 
-    flows = {flow.id: flow.name for flow in client.read_flows(limit=PAGE)}
+    flows, now = {flow.id: flow.name for flow in client.read_flows(limit=PAGE)}, datetime.now(UTC)
     for deployment in client.read_deployments(limit=PAGE):
         if deployment.work_pool_name == POOL:
-            last = first(["COMPLETED", "FAILED", "CRASHED", "CANCELLED"], FlowRunSort.END_TIME_DESC)
-            due = first(["SCHEDULED"], FlowRunSort.EXPECTED_START_TIME_ASC)
-            state = last.state if last else None
+            ended = runs(["COMPLETED", "FAILED", "CRASHED", "CANCELLED"], FlowRunSort.END_TIME_DESC, 1)
+            state = ended[0].state if ended else None
+            scheduled = runs(["SCHEDULED"], FlowRunSort.EXPECTED_START_TIME_ASC)
+            due = [run for run in scheduled if (run.expected_start_time or now) <= now]
+            later = [run for run in scheduled if run not in due]
             yield Deployment(
                 f"{flows[deployment.flow_id]}/{deployment.name}",
                 state.name if state else None,
                 (state.message if state else None) or "",
                 state.timestamp if state else None,
-                due.expected_start_time if due else None,
+                later[0].expected_start_time if later else None,
+                [run.name for run in runs(["RUNNING", "PENDING", "CANCELLING"], FlowRunSort.START_TIME_ASC)],
+                [run.name for run in due],
+                is_paused(deployment),
             )

@@ -1,6 +1,6 @@
 """What the store holds of a scope after an ingestion, a state per series, and how it is told.
 
-`to_dict` is the output of `cpb ingest --json`; `series_table` and `hole_lines` are for people.
+`to_dict` is the output of `cpb ingest --json`; `series_rows` and `hole_lines` are for people.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -145,16 +145,20 @@ def leap_sentence(leaps: list[str]) -> str:
     )
 
 
-def series_table(state: StoreState) -> str:
-    """Return the text summary: a line per series, then the reasons."""
-    rows = [("series", "status", "candles", "first", "last", "holes", "missing")]
-    for s in state.series:
-        missing = sum(hole["bars"] for hole in s.holes)
-        period = (_minute(s.first), _minute(s.last))
-        rows.append((str(s.series), s.status, f"{s.rows:,}", *period, f"{len(s.holes):,}", f"{missing:,}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, *(f"  {s.series}: {s.reason}" for s in state.series if s.reason)])
+def series_rows(state: StoreState) -> list[dict[str, Any]]:
+    """Return a row for each series: what of it is stored, and how much is missing."""
+    return [
+        {
+            "series": str(s.series),
+            "status": s.status,
+            "candles": s.rows,
+            "first": _minute(s.first),
+            "last": _minute(s.last),
+            "holes": len(s.holes),
+            "missing": sum(hole["bars"] for hole in s.holes),
+        }
+        for s in state.series
+    ]
 
 
 def hole_lines(state: StoreState) -> list[str]:

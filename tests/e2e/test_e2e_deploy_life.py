@@ -72,7 +72,7 @@ def test_up_starts_what_does_not_run_and_leaves_what_runs(deployed):
 def test_status_says_how_the_newest_run_ended(running):
     plain = running.cpb("deploy", "status")
     assert plain.returncode == 0
-    assert "no run has ended yet" in plain.stderr
+    assert "no run has ended yet" in plain.stdout
     watch = ["deploy", "run", "quick/quick", "--watch", "--param"]
     assert running.json(*watch, "text=a")["state"] == "Completed"
     assert running.json("deploy", "status")["problems"] == []

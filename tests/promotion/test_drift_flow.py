@@ -10,7 +10,7 @@ from flows.runner import Runner
 from schemas.forecasting import ForecastSpec
 from tasks.forecasting.watch import keep, read_watch
 from tests.tools.promotion_tools import BTC, ETH, SECOND
-from webapp.one_series import scored
+from webapp.read import scored
 
 
 def hour(**options):

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.cli.options import parse_value
 from flows.cli.presets import explained
 from schemas.coins import COINS, parse_coins, parse_timeframes, symbol_of
 from schemas.errors import UsageError
 from schemas.forecasting import parse_prices
 from schemas.presets import PRESET_ARCHITECTURES
 from schemas.run import RunSpec, TrainSpec
-from schemas.scope import ScopeSpec, parse_instant
+from schemas.scope import ScopeSpec, parse_instant, parse_value
 from schemas.tuning import TuneSpec
 
 
