@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.fleet.member import Member, ensemble, load
     from cpbmodels.fleet.predict import Forecast, forecast_all, paths, predict
     from cpbmodels.fleet.results import EpochRecord, StepRecord
-    from cpbmodels.fleet.train import train_fleet, why_not
+    from cpbmodels.fleet.train import ineligible_reason, train_fleet
     from cpbmodels.hub import from_hub
 
 __version__ = "0.2.0"
@@ -41,7 +41,7 @@ _EXPORTS = {
     "fleet.member": ("Member", "ensemble", "load"),
     "fleet.predict": ("Forecast", "forecast_all", "paths", "predict"),
     "fleet.results": ("EpochRecord", "StepRecord"),
-    "fleet.train": ("train_fleet", "why_not"),
+    "fleet.train": ("train_fleet", "ineligible_reason"),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = [
@@ -62,12 +62,12 @@ __all__ = [
     "ensemble",
     "forecast_all",
     "from_hub",
+    "ineligible_reason",
     "load",
     "paths",
     "predict",
     "preset",
     "train_fleet",
-    "why_not",
     "without_effect",
 ]
 

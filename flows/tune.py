@@ -112,9 +112,11 @@ def _folds(
     loaded = folds.loaded if folds is not None else ()
     ids = [fold.id for fold in loaded]
     whole = [fold for fold in loaded if ids.count(fold.id) == wanted]
-    usable = [fold for fold in whole if not _why_not(spec, fold)]
+    usable = [fold for fold in whole if not _ineligible_reason(spec, fold)]
     if not usable:
-        reasons = summary.reasons or next((_why_not(spec, fold) for fold in whole), "no series has all folds")
+        reasons = summary.reasons or next(
+            (_ineligible_reason(spec, fold) for fold in whole), "no series has all folds"
+        )
         raise CpbError(
             f"nothing to tune on ({reasons}); check coins, since, as_of and folds", code="no-series"
         )
@@ -125,9 +127,9 @@ def _folds(
     return [fold for fold in usable if fold.fold < wanted], [fold for fold in usable if fold.fold == wanted]
 
 
-def _why_not(spec: TuneSpec, fold: FoldSeries) -> str:
+def _ineligible_reason(spec: TuneSpec, fold: FoldSeries) -> str:
     fleet = spec.fleet
-    return cpbmodels.why_not(fold.series, fleet.architecture, fleet.preset, **fleet.overrides)
+    return cpbmodels.ineligible_reason(fold.series, fleet.architecture, fleet.preset, **fleet.overrides)
 
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:

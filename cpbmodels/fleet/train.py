@@ -159,7 +159,9 @@ def _fleet_jobs(members: Sequence[MemberPlan], options: Sequence[Preset], **comm
     return jobs
 
 
-def why_not(series: Series, architecture: str = "har", preset: str = "default", **overrides: Any) -> str:
+def ineligible_reason(
+    series: Series, architecture: str = "har", preset: str = "default", **overrides: Any
+) -> str:
     """Why a series cannot be trained on with these options, or "": the reason to leave it out of a fleet.
 
     A series with a test span must also have an origin there, else its model could not be evaluated.

@@ -276,7 +276,7 @@ def _guarded(
 
 def _can_be_trained(spec: BacktestSpec, fold: FoldSeries) -> bool:
     return not any(
-        cpbmodels.why_not(fold.series, base_of(fleet.architecture), fleet.preset, **fleet.overrides)
+        cpbmodels.ineligible_reason(fold.series, base_of(fleet.architecture), fleet.preset, **fleet.overrides)
         for fleet in spec.fleets
     )
 

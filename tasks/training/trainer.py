@@ -299,7 +299,9 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
         except (MemberError, DamagedError, OSError) as error:
             failures.append(Failure.of(member.model, "train", error))
             continue
-        if reason := cpbmodels.why_not(series, base_of(job.architecture), job.preset, **job.overrides):
+        if reason := cpbmodels.ineligible_reason(
+            series, base_of(job.architecture), job.preset, **job.overrides
+        ):
             failures.append(Failure.of(member.model, "train", MemberError(reason, code="too-short")))
         else:
             loaded.append((member, series))

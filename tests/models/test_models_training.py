@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
+from cpbmodels import ensemble, ineligible_reason, load, predict, preset, train_fleet
 from cpbmodels.arch.heads import Point
 from cpbmodels.data import RETURNS
 from cpbmodels.errors import ModelError
@@ -354,8 +354,8 @@ def test_a_price_that_never_moves_in_a_span_is_named(architecture, span):
     features[first:end, [moving.names.index(name) for name in RETURNS]] = 0
     frozen = replace(moving, features=features)
     word = {"train": "training"}.get(span, span)
-    assert f"its price never moves in its {word} span" in why_not(frozen, architecture, "smoke")
-    assert why_not(moving, architecture, "smoke") == ""
+    assert f"its price never moves in its {word} span" in ineligible_reason(frozen, architecture, "smoke")
+    assert ineligible_reason(moving, architecture, "smoke") == ""
     if span != "test":
         with pytest.raises(
             ModelError, match=f"^AAAUSDT 1h: its price never moves in its {word} span: leave it out.$"
@@ -371,7 +371,7 @@ def test_a_training_span_of_candles_that_stand_still_is_named(share):
     still[first : first + int(share * (end - first)) + 1] = True
     still[end:] = True  # only what is learnt counts
     filled = replace(moving, still=still)
-    reason = why_not(filled, "gru", "smoke")
+    reason = ineligible_reason(filled, "gru", "smoke")
     assert reason.startswith("AAAUSDT 1h: 25% of the candles in its training span stand still") == (
         share > 0.2
     )
