@@ -6,6 +6,11 @@ from typing import ClassVar, Literal
 from schemas.base import Record
 from schemas.identity import SeriesId
 
+Outcome = Literal["first", "refreshed", "switched", "kept", "unchanged", "forced", "retired"]
+
+MOVED: tuple[Outcome, ...] = ("first", "refreshed", "switched", "forced")
+"""Outcomes that move the alias `champion` to another version."""
+
 
 class ModelRef(Record):
     """A model in a decision: its registered version ("" if not registered), its run and its recipe."""
@@ -82,12 +87,6 @@ class BacktestEvidence(Paired):
             f"[{self.low:.4f}, {self.high:.4f}], corrected p {self.p:.3g}, better in {self.better} of {self.months} "
             "months"
         )
-
-
-Outcome = Literal["first", "refreshed", "switched", "kept", "unchanged", "forced", "retired"]
-
-MOVED: tuple[Outcome, ...] = ("first", "refreshed", "switched", "forced")
-"""Outcomes that move the alias `champion` to another version."""
 
 
 class Decision(Record):

@@ -11,6 +11,12 @@ from typing import NamedTuple
 from cpbmodels.data import COIN_CURRENCIES, CURRENCIES, INTERVAL_SECONDS, MONEY
 from schemas.coins import COINS, SYMBOL
 
+BINANCE_NAME = re.compile(
+    rf"(?P<symbol>{SYMBOL.pattern})-(?P<interval>[0-9]+(s|m|h|d|w|mo))-(?P<period>[0-9]{{4}}-[0-9]{{2}}(-[0-9]{{2}})?)"
+    r"\.(zip|csv)"
+)
+"""Binance's own names of files: BTCUSDT-1h-2024-01.zip, and unzipped."""
+
 _EXCHANGES = {
     "BACKPACK",
     "BINANCE",

@@ -21,6 +21,11 @@ from schemas.identity import Market, SeriesId
 BANDS = (50, 80, 90)
 """Central bands whose coverage is recorded, in per cent."""
 
+Kind = Literal["pooled", "series", "version"]
+"""Scope of an entry: all champions of a timeframe, the champions of a series, or a single version with its weights."""
+
+TOO_FEW = "too few to tell"
+
 
 class JudgedMetrics(Record):
     """Metrics of a model on its test span. `n`: number of origins; targets of neighbouring origins overlap.
@@ -99,12 +104,6 @@ class Reference(Record):
     def horizon(self) -> int:
         """Number of steps ahead."""
         return len(self.table)
-
-
-Kind = Literal["pooled", "series", "version"]
-"""Scope of an entry: all champions of a timeframe, the champions of a series, or a single version with its weights."""
-
-TOO_FEW = "too few to tell"
 
 
 class LedgerEntry(Record):

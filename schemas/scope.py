@@ -22,7 +22,8 @@ from schemas.coins import CHAMPIONS, EXCHANGE, parse_coins, parse_timeframes
 from schemas.errors import UsageError
 from schemas.home import home_folder
 from schemas.identity import APART, OWN, SIM, Market, SeriesId, market_home
-from schemas.tables import Reading, is_table, remembered, tables_of
+from schemas.reading import Reading, remembered
+from schemas.tables import is_table, tables_of
 
 _REAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 """Real numbers, also those that JSON does not know: `.1`, `5.`, `+0.5`."""

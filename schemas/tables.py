@@ -3,26 +3,21 @@
 The series of a table is given by its columns `symbol` and `timeframe`, otherwise by the command for a single file, or
 by a file name that is understood as a whole (`schemas.file_names`); as a last resort the timeframe is the interval
 between candles. `cpbmodels.data.candles` reads the candles, as it does for the library.
-
-How a table is to be read where it does not tell (`Reading`) is remembered in the home with its path, so that later runs
-without the options read it alike.
 """
 
-import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
 from cpbmodels.errors import ModelError
 from schemas.coins import SYMBOL, symbol_of
 from schemas.errors import UsageError
-from schemas.file_names import base_of_pair, read_name, timeframe_of
-from schemas.identity import OWN, market_home
+from schemas.file_names import BINANCE_NAME, base_of_pair, read_name, timeframe_of
+from schemas.reading import Reading
 
 if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table
@@ -53,61 +48,7 @@ _OTHER_KINDS = (
     ".sqlite",
 )
 
-REMEMBERED = "sources.json"
-"""In the home of market `own`: the readings of the sources, by their absolute paths."""
-
-BINANCE_NAME = re.compile(
-    rf"(?P<symbol>{SYMBOL.pattern})-(?P<interval>[0-9]+(s|m|h|d|w|mo))-(?P<period>[0-9]{{4}}-[0-9]{{2}}(-[0-9]{{2}})?)"
-    r"\.(zip|csv)"
-)
-"""Binance's own names of files: BTCUSDT-1h-2024-01.zip, and unzipped."""
-
 _HELP = "as in BTCUSDT-1h.csv, or add a column symbol"
-
-
-class Reading(NamedTuple):
-    """How a table is read where it does not tell: the texts of `--columns` and `--decimal`, None where not given."""
-
-    columns: str | None = None
-    decimal: str | None = None
-
-    @property
-    def roles(self) -> dict[str, str]:
-        """The columns by their role; raises `UsageError` for a text that names none."""
-        from cpbmodels.data.column_names import check_roles
-
-        parts = re.split(r",(?=\s*(?:\w+\s*=|$))", self.columns or "")  # a column's name may hold commas
-        pairs = [part.partition("=") for part in parts if part.strip()]
-        roles = {role.strip().lower(): column.strip() for role, _, column in pairs}
-        if not all(roles.values()) or len(roles) < len(pairs):
-            raise UsageError(
-                f"columns {self.columns!r} is not NAME=COLUMN,…, each name once, as in time=Date,close=Last",
-                code="columns",
-            )
-        try:
-            check_roles(roles)
-        except ModelError as error:
-            raise UsageError(str(error), code="columns") from None
-        return roles
-
-
-def remembered(home: Path) -> dict[str, Reading]:
-    """Return how the sources of a home are read, by their absolute paths.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
-    path = market_home(home, OWN) / REMEMBERED
-    try:
-        return {source: Reading(**options) for source, options in json.loads(path.read_bytes()).items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path} is damaged: remove it, and give --columns and --decimal again where a table needs them",
-            code="damaged",
-            field=str(path),
-        ) from error
 
 
 def is_table(source: str | None) -> bool:

@@ -13,6 +13,9 @@ from schemas.fleets import FleetSpec, is_universal
 from schemas.presets import one_preset
 from schemas.run import RunSpec
 
+CHANGES_LOSS = ("head", "loss", "candle_weight", "flat_band", "target_clip", "horizon")
+"""Options that change the definition of the loss."""
+
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -50,9 +53,6 @@ DEFAULT_SPACE: Space = {
     "location_shrink": Range(0, 1),
 }
 """Options that do not change the loss, so that unfinished trials can be compared and all trained in a single fleet."""
-
-CHANGES_LOSS = ("head", "loss", "candle_weight", "flat_band", "target_clip", "horizon")
-"""Options that change the definition of the loss."""
 
 
 class TuneSpec(RunSpec):

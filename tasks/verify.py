@@ -24,7 +24,7 @@ from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.handover import Damage, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import MARKETS, OWN, SPOT, SeriesId, market_home, options_of, stored_series, tree_of
 from schemas.ledger import LedgerSummary, Reference, Settled
-from schemas.tables import REMEMBERED, remembered
+from schemas.reading import REMEMBERED, remembered
 from tasks.forecasting import months
 from tasks.forecasting.chain import ANY_ERROR, check_months, pending_path
 from tasks.forecasting.lines import chain_path

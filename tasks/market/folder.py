@@ -17,8 +17,8 @@ from cpbmodels.data import TABLE_SUFFIXES
 from cpbmodels.files import read_regular
 from schemas.coins import SYMBOL
 from schemas.errors import UsageError
+from schemas.file_names import BINANCE_NAME
 from schemas.identity import MARKET_FOLDERS, SIM, SPOT, SeriesId, market_option
-from schemas.tables import BINANCE_NAME
 from tasks.market.client import Limits, NotFound, SourceFault
 from tasks.market.layout import CHECKSUM, Remote, source_file
 
@@ -79,44 +79,52 @@ class FolderIndex:
     def symbols(self, market: str) -> set[str]:
         """Return the symbols of a market, with those of files whose market is not told."""
         found, layouts = self._search()
-        names = {path.name for layout in layouts if self._told(layout) == market for path in _entries(layout)}
+        names = {
+            path.name
+            for layout in layouts
+            if self._market_of_layout(layout) == market
+            for path in _entries(layout)
+        }
         names |= {
             symbol
             for (symbol, _, _), periods in found.items()
-            if any(self._told(path) in ("", market) for paths in periods.values() for path in paths)
+            if any(
+                self._market_of_layout(path) in ("", market) for paths in periods.values() for path in paths
+            )
         }
         return {name for name in names if SYMBOL.fullmatch(name)}
 
     def _chosen(self, series: SeriesId, period: str, paths: list[Path]) -> Path | None:
-        told = {path: self._told(path) for path in paths}
-        mine = [path for path in paths if told[path] == series.market]
-        untold = [path for path in paths if not told[path]]
-        if len(mine + untold) > 1 and len({path.resolve() for path in mine + untold}) > 1:
-            apart = _apart(*(mine + untold)[:2])
+        markets = {path: self._market_of_layout(path) for path in paths}
+        certain = [path for path in paths if markets[path] == series.market]
+        uncertain = [path for path in paths if not markets[path]]
+        if len(certain + uncertain) > 1 and len({path.resolve() for path in certain + uncertain}) > 1:
+            remedy = _narrower_source(*(certain + uncertain)[:2])
             raise SourceFault(
-                f"{_names(mine + untold)} are both {series} {period}: keep one of the two{apart and ', or '}{apart}"
+                f"{_names(certain + uncertain)} are both {series} {period}: keep one of the two"
+                f"{remedy and ', or '}{remedy}"
             )
-        if untold and not mine:
-            (path, *_), others = untold, [path for path in paths if told[path]]
+        if uncertain and not certain:
+            (path, *_), others = uncertain, [path for path in paths if markets[path]]
             if others:
                 raise SourceFault(
                     f"{_names([path, *others])} are of the same series and month, and the market of the first is not "
-                    f"certain: {_apart(path, others[0]) or 'keep one of the two'}"
+                    f"certain: {_narrower_source(path, others[0]) or 'keep one of the two'}"
                 )
             names = {part.lower() for part in (self.root.name, *path.relative_to(self.root).parts[:-1])}
-            spoken = names & ({"futures", "um", "cm"} if series.market == SPOT else {"spot"})
-            if spoken:
+            contradicting = names & ({"futures", "um", "cm"} if series.market == SPOT else {"spot"})
+            if contradicting:
                 raise SourceFault(
-                    f"{path} lies in a folder {min(spoken)!r}, and {series} is of the market {series.market}: "
+                    f"{path} lies in a folder {min(contradicting)!r}, and {series} is of the market {series.market}: "
                     + (
                         "add --market um or cm"
                         if series.market == SPOT
                         else f"leave{market_option(series.market)} out"
                     )
                 )
-        return next(iter(mine + untold), None)
+        return next(iter(certain + uncertain), None)
 
-    def _told(self, path: Path) -> str:
+    def _market_of_layout(self, path: Path) -> str:
         """Return the market that Binance's layout tells of a file, "" without it."""
         layout = _LAYOUT.search(path.relative_to(self.root).as_posix())
         return _MARKETS[layout[1]] if layout else ""
@@ -280,7 +288,7 @@ def _is_published(path: Path) -> bool:
     return path.exists() and not path.is_dir()
 
 
-def _apart(first: Path, second: Path) -> str:
+def _narrower_source(first: Path, second: Path) -> str:
     """Return how to read one of two files alone, "" where they lie in one folder."""
     for one, other in ((first, second), (second, first)):
         for folder in reversed(one.parents):

@@ -14,8 +14,8 @@ import numpy as np
 from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.series import instant
 from schemas.coins import MONTH
+from schemas.file_names import BINANCE_NAME
 from schemas.identity import MARKET_FOLDERS, SeriesId
-from schemas.tables import BINANCE_NAME
 
 US = 1_000_000
 DAY = 86_400 * US

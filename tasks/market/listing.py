@@ -105,7 +105,9 @@ class Catalogue:
         except SourceFault:
             return []
         return [
-            name for name in listed if name != series.symbol and _one_coin(name) == _one_coin(series.symbol)
+            name
+            for name in listed
+            if name != series.symbol and _without_unit(name) == _without_unit(series.symbol)
         ]
 
     def _listed(self, source: HttpSource, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
@@ -158,7 +160,7 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
     return type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
 
 
-def _one_coin(symbol: str) -> str:
+def _without_unit(symbol: str) -> str:
     """Return a symbol without the number of coins that its unit has: futures trade 1000SHIB, 1000000MOG, 1MBABYDOGE."""
     return re.sub("^(10{3,}|1M)(?=[A-Z])", "", symbol)
 

@@ -17,7 +17,7 @@ from tasks.market.manifest import FileRecord
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
 
-TOLD_STILL_SHARE = 0.01
+NOTED_STILL_SHARE = 0.01
 """Share of a series' candles that may stand still without a word; Binance's have less than .0001."""
 
 
@@ -126,7 +126,7 @@ def _set_status(state: SeriesState, holes: list[Hole], reason: str) -> None:
 
 def still_sentence(state: SeriesState) -> str:
     """Return the sentence about candles that stand still, empty if they are few."""
-    if state.still <= TOLD_STILL_SHARE * state.rows:
+    if state.still <= NOTED_STILL_SHARE * state.rows:
         return ""
     return (
         f"{state.series}: {state.still / state.rows:.1%} of the candles ({state.still:,}) stand still, with open = "

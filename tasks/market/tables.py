@@ -23,8 +23,9 @@ from cpbmodels.data.columns import PRICES
 from schemas.candles import KLINES
 from schemas.errors import UsageError
 from schemas.identity import OWN, SeriesId, market_home
+from schemas.reading import REMEMBERED, Reading, remembered
 from schemas.scope import Scope
-from schemas.tables import REMEMBERED, Reading, remembered, tables_of, unread_files
+from schemas.tables import tables_of, unread_files
 from tasks.market.klines import damage_of, digest_of, part_path, read_part, split_months
 from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file
 from tasks.market.manifest import Manifest

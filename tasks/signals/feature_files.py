@@ -31,7 +31,7 @@ from tasks.storage.source_code import code_digest
 NEWEST_ROWS = 4096
 """Rows that a forecast may read: five weeks of 15m candles (`cpbmodels.data.wide.LOOKBACK_DAYS`)."""
 
-MARKET_ROWS = 64
+CROSS_SECTION_ROWS = 64
 """Rows from which the newest values of the market follow: 24 candles are its longest own window."""
 
 FEATURE_FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.parquet")
@@ -194,7 +194,7 @@ def newest_cross_sections(
     for name in stored_series(home, "klines") if keys else ():
         if market_key(name) in keys:
             with suppress(MemberError):
-                coins[name] = newest_series(home, name, rows=MARKET_ROWS, **how)
+                coins[name] = newest_series(home, name, rows=CROSS_SECTION_ROWS, **how)
     return cross_sections(coins)
 
 

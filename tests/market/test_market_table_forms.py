@@ -9,8 +9,9 @@ import pytest
 
 from cpbmodels import ModelError, Series
 from schemas.errors import UsageError
+from schemas.reading import Reading
 from schemas.scope import IngestSpec
-from schemas.tables import Reading, tables_of
+from schemas.tables import tables_of
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tests.tools.market_tables import OWN, hours

@@ -16,7 +16,7 @@ from cpbmodels import ModelError, Series, train_fleet
 from cpbmodels.data.candles import read_candles
 from cpbmodels.data.column_names import choose, clean_symbol
 from cpbmodels.freqtrade import add_forecasts
-from schemas.tables import Reading
+from schemas.reading import Reading
 from tests.tools.candles import table as candles
 
 NAMES = [
