@@ -22,7 +22,7 @@ from benchmarks._paired import main
 from cpbmodels.data.columns import candle_columns
 from cpbmodels.data.series import Series
 from schemas.decision import Paired
-from tasks.backtesting.rolling import all_pairs
+from tasks.backtesting.results import all_pairs
 from tasks.judging import baselines
 from tasks.judging.member import judge_member
 from tasks.judging.paired import DailyLosses, corrected, failed, paired

@@ -18,8 +18,10 @@ from flows.runner import Runner, Summary, flow_parameters, plain_failures, profi
 from flows.train_all import train_fleets
 from schemas.backtesting import BacktestSpec
 from schemas.errors import CpbError
-from tasks.backtesting.report import BacktestPlan, check_backtest, finish_backtest, plan_backtest
-from tasks.backtesting.rolling import Backtest
+from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_backtest, plan_backtest
+from tasks.backtesting.results import Backtest
+from tasks.backtesting.rolling import JUDGE
+from tasks.judging.judges import Judges
 from tasks.market.listing import with_listed_pairs
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
@@ -38,7 +40,7 @@ def run_backtest(spec: BacktestSpec, steps: Runner, report: PrintLine = echo) ->
     check_backtest(spec)
     spec = with_listed_pairs(spec, report)
     contest = by_backtest.open_contest(spec) if spec.gate else None
-    with opened_engine(spec) as engine:
+    with opened_engine(spec) as engine, Judges(engine.cores, JUDGE) as judges:
         summary, root = Summary(), spec.scope.root
         plan = _plan(spec, steps, engine, report, summary, contest)
         decide = _gate(spec, contest, plan, report) if contest else lambda _found: {}
@@ -51,7 +53,7 @@ def run_backtest(spec: BacktestSpec, steps: Runner, report: PrintLine = echo) ->
             ]
             if cost := run_cost(costs):
                 report(f"cost: {cost}")
-            return finish_backtest(spec, plan, results, summary.failures, report, decide)
+            return finish_backtest(spec, plan, results, summary.failures, judges, report, decide)
         finally:
             in_use.release()
 

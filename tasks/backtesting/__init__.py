@@ -1,5 +1,6 @@
 """Backtesting: evaluates a method over several test periods, and checks it for look-ahead.
 
-`folds`: the series in each test period. `judge`: baselines, scores, comparisons. `audit`: detects look-ahead. `report`:
-the plan before the training, judging after it, rows, tables and the report.
+`backtest`: from features to results. `folds`: the series in each test period. `methods`: baselines and trained fleets.
+`rolling`: the processes that judge them. `results`: scores and comparisons; `report`, `rows`: as files. `audit`:
+detects look-ahead.
 """

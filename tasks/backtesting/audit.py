@@ -31,7 +31,7 @@ from schemas.fleets import FleetSpec, base_of
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
 from tasks.backtesting.folds import FoldSeries, plan_folds
-from tasks.backtesting.rolling import BASELINES
+from tasks.backtesting.methods import BASELINES
 from tasks.judging.baselines import Fit, ewma_walk, reference
 from tasks.judging.member import judge_member
 from tasks.judging.scores import Array, Rows

@@ -8,19 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import cpbmodels
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.series import Series
 from schemas.errors import CpbError, MemberError, log
 from schemas.failure import Failure
 from schemas.fleets import FleetSpec
-from schemas.handover import FleetPlan, JobMember, SeriesRecord, ShardResult, SplitBounds
-from schemas.identity import ModelId, SeriesId
+from schemas.handover import FleetPlan, SeriesRecord, SplitBounds
+from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.judging.forecasts import stored_forecasts
 from tasks.signals.feature_files import cross_sections, market_key, read_features, with_bounds
 from tasks.signals.splits import fold_bounds, shortened
 from tasks.training.plan import plan_fleet, plan_member
-from tasks.training.shard import member_folder, shard_folder
 
 
 @dataclass(frozen=True)
@@ -127,46 +124,3 @@ def plan_folds(
     """Return the plan that trains a fleet on every given series and fold; `name`, `gpus` as in `plan_fleet`."""
     members = [plan_member(spec, fleet, fold.record, fold.bounds, fold.fold) for fold in folds]
     return plan_fleet(spec, fleet, members, name=name, gpu=gpus)
-
-
-class TrainedFleet:
-    """The models of a fleet, read from the folders of its shards."""
-
-    def __init__(self, plan: FleetPlan, results: Sequence[ShardResult], root: Path) -> None:
-        self.name = plan.name
-        self._folders = {m.name: shard_folder(root, shard) for shard in plan.shards for m in shard.members}
-        self._planned: dict[tuple[SeriesId, int], JobMember] = {
-            (m.model.series, m.fold): m for m in plan.members
-        }
-        self._failures = {failure.model: failure for result in results for failure in result.failures}
-        self._trained = [member for result in results for member in result.members]
-
-    def discard_unread(self) -> None:
-        """Delete the forecasts of the validation spans, which are only used for judging in `train-all`.
-
-        The forecasts of the test spans stay: repeating the same command reads them, bit for bit.
-        """
-        for member in self._trained:
-            (self._folders[member.name] / "members" / member.name / "validation.npz").unlink(missing_ok=True)
-
-    def identity(self, fold: FoldSeries) -> ModelId:
-        """Return the planned model of a series in a fold."""
-        return self._member(fold).model
-
-    def training_failure(self, fold: FoldSeries) -> Failure | None:
-        """Return the trainer's failure for a series in a fold, if any."""
-        return self._failures.get(self.identity(fold))
-
-    def forecast(self, fold: FoldSeries) -> Prediction:
-        """Return the trainer's own forecasts of the fold's test span, or the loaded model's."""
-        name = self._member(fold).name
-        folder = member_folder(self._folders[name], name)
-        if stored := stored_forecasts(folder / "test.npz"):
-            return stored
-        model = cpbmodels.load(folder / "model")
-        return cpbmodels.predict(
-            [model], [fold.series], [fold.series.origins("test", model.context, model.horizon)]
-        )[0]
-
-    def _member(self, fold: FoldSeries) -> JobMember:
-        return self._planned[fold.id, fold.fold]

@@ -1,10 +1,13 @@
 """Two coins with two folds each, and one that is too young, as feature files below a home of their own."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from cpbmodels.data.columns import feature_frame
 from schemas.handover import SeriesRecord
 from tasks.backtesting.folds import load_folds, plan_bounds
+from tasks.backtesting.rolling import judge_series
 from tasks.storage.records import file_digest
 from tests.tools.known_markets import TINY, A, B, busy_hours
 
@@ -43,3 +46,9 @@ def record_of(home, series, seed, rows):
 def folds(home, records):
     """Both coins in two folds, fold by fold, and what is said of the third."""
     return load_folds(home, records, plan_bounds(records, 2))
+
+
+@pytest.fixture
+def judges():
+    """A judge in this process, for methods that no other process can import."""
+    return SimpleNamespace(number=1, ask=lambda request: judge_series(*request))

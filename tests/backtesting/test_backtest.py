@@ -1,9 +1,12 @@
 """Folds, judgement and output of a backtest, on models whose forecasts are known."""
 
 import re
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -12,11 +15,15 @@ import pytest
 from cpbmodels.data.series import Prediction
 from schemas.failure import Failure
 from schemas.identity import ModelId
-from tasks.backtesting import report
+from tasks.backtesting import report, rolling, rows
 from tasks.backtesting.folds import load_folds, plan_bounds
-from tasks.backtesting.rolling import TOO_SHORT, Baseline, as_json, judge_models, robust_har
+from tasks.backtesting.methods import Baseline, robust_har
+from tasks.backtesting.results import as_json
+from tasks.backtesting.rolling import TOO_SHORT, judge_methods
 from tasks.figures.judged import COLUMNS
 from tasks.judging import baselines, pool
+from tasks.judging.judges import JudgeDied, Judges
+from tasks.running.cores import Cores
 from tests.tools.known_markets import A, B, H
 
 REFERENCE = Baseline("reference", baselines.ewma_walk)
@@ -30,6 +37,9 @@ class Spoiled:
 
     def __init__(self, *, failing=None, spoil=lambda fold, forecasts: forecasts):
         self._failing, self._spoil = failing or {}, spoil
+
+    def on(self, series):
+        return self
 
     def identity(self, fold):
         return ModelId("x", "default", fold.id, fold.fold)
@@ -51,7 +61,8 @@ def loaded(folds):
 
 @pytest.fixture(scope="module")
 def result(loaded):
-    return judge_models([REFERENCE, HAR], loaded)
+    with Judges(Cores(2), rolling.JUDGE) as judges:
+        return judge_methods([REFERENCE, HAR], loaded, judges, {})
 
 
 def test_a_coin_too_young_for_any_fold_is_named_and_the_others_go_on(folds):
@@ -105,8 +116,36 @@ def test_the_reference_scores_one_and_the_hours_score_less(result):
     assert pools["har"].verdict.startswith("better than")
 
 
-def test_mase_of_each_fold_is_scaled_by_its_training_span(loaded):
-    judged = judge_models([REFERENCE], loaded)
+def test_processes_on_all_cores_give_the_scores_of_this_process_to_the_last_bit(result, loaded, judges):
+    again = judge_methods([REFERENCE, HAR], loaded, judges, {})
+    for there, here in zip(result.members, again.members, strict=True):
+        assert there.metrics == here.metrics
+        assert {n: v.tobytes() for n, v in there.losses.items()} == {
+            n: v.tobytes() for n, v in here.losses.items()
+        }
+    assert result.pairs == again.pairs
+
+
+def test_a_method_that_ends_its_judge_is_a_failure_and_the_others_are_judged(loaded):
+    def ask(request):
+        if request[0].name == "x":
+            raise JudgeDied("ended with code 9")
+        return rolling.judge_series(*request)
+
+    result = judge_methods([Spoiled(), REFERENCE], loaded, SimpleNamespace(number=2, ask=ask), {})
+    assert {m.architecture for m in result.members} == {"reference"}
+    assert [(f.series, f.step, f.code) for f in result.failures] == [
+        (series, "evaluate", "judge-died") for series in (A, B)
+    ]
+
+
+def test_a_judge_of_a_backtest_loads_no_torch():
+    code = "import sys, tasks.backtesting.rolling; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_mase_of_each_fold_is_scaled_by_its_training_span(loaded, judges):
+    judged = judge_methods([REFERENCE], loaded, judges, {})
     of_a = [o.series for o in loaded if o.id == A]
     scaled = []
     for series in of_a:
@@ -123,18 +162,24 @@ def test_mase_of_each_fold_is_scaled_by_its_training_span(loaded):
     assert member.metrics["test_mase"] == pytest.approx(np.mean(scaled), rel=1e-9)
 
 
-def test_one_forecast_that_is_not_finite_stops_no_other(loaded):
+@pytest.fixture
+def written(monkeypatch):
+    calls = []
+
+    def write(folder, fold, forecasts, name):
+        calls.append((name, fold.id, folder))
+
+    monkeypatch.setattr(rolling, "write_rows", write)
+    return calls
+
+
+def test_one_forecast_that_is_not_finite_stops_no_other(loaded, judges, written, tmp_path):
     def spoil(fold, forecasts):
         if (fold.id, fold.fold) == (A, 2):
             forecasts.quantiles[0, 0, 0] = np.nan
         return forecasts
 
-    recorded = []
-    result = judge_models(
-        [Spoiled(spoil=spoil), REFERENCE],
-        loaded,
-        record_fold=lambda name, fold, _: recorded.append((name, fold.id)),
-    )
+    result = judge_methods([Spoiled(spoil=spoil), REFERENCE], loaded, judges, {"x": tmp_path})
     assert [(m.architecture, m.symbol) for m in result.members] == [
         ("x", "BUSDT"),
         ("reference", "AUSDT"),
@@ -143,24 +188,23 @@ def test_one_forecast_that_is_not_finite_stops_no_other(loaded):
     (failure,) = result.failures
     assert (failure.model.architecture, failure.series, failure.step) == ("x", A, "evaluate")
     assert failure.code == "non-finite"
-    assert ("x", A) not in recorded
-    assert recorded.count(("x", B)) == 2
+    assert written == [("x", B, tmp_path), ("x", B, tmp_path)]
 
 
-def test_an_unexpected_error_is_the_failure_of_one_model_on_one_series(loaded):
+def test_an_unexpected_error_is_the_failure_of_one_model_on_one_series(loaded, judges):
     def spoil(fold, forecasts):
         if fold.id == B:
             raise RuntimeError("out of luck")
         return forecasts
 
-    result = judge_models([Spoiled(spoil=spoil)], loaded)
+    result = judge_methods([Spoiled(spoil=spoil)], loaded, judges, {})
     assert [m.symbol for m in result.members] == ["AUSDT"]
     assert [(f.series, f.code, f.reason) for f in result.failures] == [(B, "unexpected", "out of luck")]
 
 
-def test_a_fold_too_short_for_an_architecture_is_left_out_and_named(loaded):
+def test_a_fold_too_short_for_an_architecture_is_left_out_and_named(loaded, judges):
     model = Spoiled(failing={(A, 1): TOO_SHORT, (A, 2): TOO_SHORT, (B, 1): TOO_SHORT})
-    result = judge_models([model], loaded)
+    result = judge_methods([model], loaded, judges, {})
     (member,) = result.members
     assert (member.symbol, member.metrics["test_n"]) == (
         "BUSDT",
@@ -171,26 +215,21 @@ def test_a_fold_too_short_for_an_architecture_is_left_out_and_named(loaded):
     assert sentence.startswith("x on BUSDT 1h is judged without fold 1: ")
 
 
-def test_a_model_that_diverged_in_one_fold_is_not_judged_on_the_others(loaded):
-    result = judge_models([Spoiled(failing={(A, 1): "diverged"})], loaded)
+def test_a_model_that_diverged_in_one_fold_is_not_judged_on_the_others(loaded, judges):
+    result = judge_methods([Spoiled(failing={(A, 1): "diverged"})], loaded, judges, {})
     assert [m.symbol for m in result.members] == ["BUSDT"]
     assert [(f.series, f.code) for f in result.failures] == [(A, "diverged")]
     assert result.failures[0].model.seed == 1
 
 
-def test_a_series_without_a_test_origin_is_a_failure(loaded):
+def test_a_series_without_a_test_origin_is_a_failure(loaded, judges, written, tmp_path):
     empty = Prediction(np.empty(0, np.int64), np.empty((0, H, 19)))
-    recorded = []
-    result = judge_models(
-        [Spoiled(spoil=lambda fold, forecasts: empty)],
-        loaded,
-        record_fold=lambda *what: recorded.append(what),
-    )
-    assert (result.members, recorded) == ([], [])
+    result = judge_methods([Spoiled(spoil=lambda fold, forecasts: empty)], loaded, judges, {"x": tmp_path})
+    assert (result.members, written) == ([], [])
     assert {(f.series, f.code) for f in result.failures} == {(A, "no-origin"), (B, "no-origin")}
 
 
-def test_forecasts_of_one_series_at_most_are_in_memory(loaded):
+def test_forecasts_of_one_series_at_most_are_in_memory(loaded, judges):
     made, alive = [], []
 
     def watch(fold, forecasts):
@@ -198,7 +237,7 @@ def test_forecasts_of_one_series_at_most_are_in_memory(loaded):
         alive.append(sum(array() is not None for array in made))
         return forecasts
 
-    assert len(judge_models([Spoiled(spoil=watch)], loaded).members) == 2
+    assert len(judge_methods([Spoiled(spoil=watch)], loaded, judges, {}).members) == 2
     assert alive == [1, 2, 1, 2]  # two folds of one series, then those of the other
 
 
@@ -233,7 +272,7 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     candle[..., 1] = quantiles[..., 9].clip(min=0)
     candle[..., 2] = quantiles[..., 9].clip(max=0)
     forecasts = Prediction(origins, quantiles, candle)
-    frame = report.backtest_rows(fold, forecasts, "har")
+    frame = rows.backtest_rows(fold, forecasts, "har")
     assert frame.height == 7 * H
     first = frame.row(12, named=True)
     row = origins[1]
@@ -244,7 +283,7 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     assert first["realised_close"] == series.prices[row + 3, 3]
     assert first["q50"] == pytest.approx(series.prices[row, 3] * np.exp(quantiles[1, 2, 9]))
     assert first["q50_open"] == first["last_close"] == series.prices[row, 3]
-    path = report.write_rows(tmp_path, fold, forecasts, "har")
+    path = rows.write_rows(tmp_path, fold, forecasts, "har")
     assert path.relative_to(tmp_path).as_posix() == "model=har/interval=1h/symbol=AUSDT/fold-2.parquet"
     assert pl.read_parquet(path).equals(frame)
 

@@ -4,12 +4,12 @@ import pytest
 
 from schemas.backtesting import BASELINES, BacktestSpec
 from schemas.errors import UsageError
-from tasks.backtesting import rolling
-from tasks.backtesting.report import check_backtest
+from tasks.backtesting import methods
+from tasks.backtesting.backtest import check_backtest
 
 
 def test_baselines_are_the_known_ones_each_once():
-    assert tuple(rolling.BASELINES) == BASELINES
+    assert tuple(methods.BASELINES) == BASELINES
     assert BacktestSpec(preset="smoke", baselines="robust-har, robust-har").baseline_names == ("robust-har",)
     assert BacktestSpec(preset="smoke", baselines="").baseline_names == ()
 
@@ -29,7 +29,7 @@ def test_what_cannot_be_backtested_is_refused(wrong, code, field):
 
 
 def test_a_baseline_of_the_same_name_as_an_architecture_is_not_judged_twice():
-    named = rolling.baselines(("random-walk", "robust-har"), ("robust-har", "har"))
+    named = methods.baselines(("random-walk", "robust-har"), ("robust-har", "har"))
     assert [baseline.name for baseline in named] == ["random-walk"]
 
 

@@ -11,8 +11,9 @@ from schemas.backtesting import BacktestSpec
 from schemas.failure import Failure
 from schemas.handover import ShardResult, TrainedMember
 from schemas.identity import SeriesId
-from tasks.backtesting.folds import TrainedFleet, plan_folds
-from tasks.backtesting.report import plan_backtest
+from tasks.backtesting.backtest import plan_backtest
+from tasks.backtesting.folds import plan_folds
+from tasks.backtesting.methods import TrainedFleet
 from tasks.storage.records import write_npz
 from tasks.training.plan import job_key
 from tasks.training.shard import shard_folder
@@ -83,7 +84,7 @@ def fleet(spec, folds, model, tmp_path):
         report={},
     )
     failure = Failure.of(failed.model, "train", "diverged")
-    return TrainedFleet(
+    return TrainedFleet.of(
         plan,
         [ShardResult(key=job_key(job), architecture="har", members=(member,), failures=(failure,))],
         tmp_path,

@@ -24,7 +24,7 @@ from tasks.backtesting.audit import (
     with_shuffled_candles,
     with_shuffled_features,
 )
-from tasks.backtesting.rolling import robust_har
+from tasks.backtesting.methods import robust_har
 from tasks.judging import baselines, scores
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of

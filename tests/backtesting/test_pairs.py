@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.backtesting.rolling import all_pairs
+from tasks.backtesting.results import all_pairs
 from tasks.judging import pool
 from tests.tools.known_markets import judged, market
 

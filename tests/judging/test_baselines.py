@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpbmodels.data.columns import feature_frame
-from tasks.backtesting.rolling import robust_har
+from tasks.backtesting.methods import robust_har
 from tasks.judging import baselines, scores
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of

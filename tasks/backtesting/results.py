@@ -1,0 +1,116 @@
+"""The results of a backtest: scores, pools and comparisons, and as the JSON that `--json` prints.
+
+Each pair of methods is compared on their common rows, for example to see whether a network beats the linear model.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from typing import Any
+
+from schemas.failure import Failure
+from tasks.judging import inference, verdicts
+from tasks.judging.member import MemberScore
+from tasks.judging.pool import PoolScore, compare_pair, title_of
+from tasks.judging.touch_scores import STATED, deciles
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Comparison of two models.
+
+    `ratio`: CRPS of `first` / CRPS of `second`, with equal weight per coin. `p`: Diebold-Mariano, corrected by
+    Holm over the pairs. `n`: common forecast rows.
+    """
+
+    first: str
+    second: str
+    timeframe: str
+    ratio: float
+    p: float
+    n: int
+
+    @property
+    def verdict(self) -> str:
+        """The finding as a sentence."""
+        first = f"{title_of(self.first)} {self.timeframe}"
+        return verdicts.pair_verdict(first, title_of(self.second), self.ratio, self.p, self.n)
+
+
+def all_pairs(members: Sequence[MemberScore]) -> list[Pair]:
+    """Return the pairs of a timeframe's architectures with common rows; p is corrected over the timeframe's pairs."""
+    groups: dict[str, dict[str, list[MemberScore]]] = defaultdict(lambda: defaultdict(list))
+    for member in members:
+        groups[member.timeframe][member.architecture].append(member)
+    pairs: list[Pair] = []
+    for timeframe, models in groups.items():
+        coins = {name: {score.symbol for score in scores} for name, scores in models.items()}
+        names = [(a, b) for a, b in combinations(models, 2) if coins[a] & coins[b]]
+        compared = [compare_pair(models[a], models[b]) for a, b in names]
+        corrected = inference.holm([p for _, p, _ in compared])
+        pairs += [
+            Pair(a, b, timeframe, ratio, p, n)
+            for (a, b), (ratio, _, n), p in zip(names, compared, corrected, strict=True)
+        ]
+    return pairs
+
+
+@dataclass
+class Backtest:
+    """Results of a backtest. `incomplete`: a message for every fold that is missing from a model's judgement."""
+
+    members: list[MemberScore] = field(default_factory=list)
+    pools: list[PoolScore] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+
+
+def as_json(result: Backtest, presets: Mapping[str, str]) -> dict[str, Any]:
+    """Return `pooled[MODEL][TIMEFRAME]`, `members["MODEL/SYMBOL/TIMEFRAME"]` and `pairs` as JSON.
+
+    MODEL is a baseline's or a fleet's name: `har`, or `gru/seed-gru` beside another fleet of the architecture.
+
+    Args:
+        presets: the label of each fleet's preset; a baseline has none.
+    """
+    pooled: dict[str, dict[str, object]] = defaultdict(dict)
+    for pool in result.pools:
+        pooled[pool.architecture][pool.timeframe] = _short(pool.metrics) | {
+            "coins": len(pool.symbols),
+            "coins_below_one": pool.metrics["coins_below_one"],
+            "touch_deciles": deciles(pool.steps[STATED]).tolist() if STATED in pool.steps else None,
+            "verdict": pool.verdict,
+            "preset": presets.get(pool.architecture),
+        }
+    members = {
+        f"{m.architecture}/{m.symbol}/{m.timeframe}": _short(m.metrics)
+        | {"verdict": m.verdict, "preset": presets.get(m.architecture)}
+        for m in result.members
+    }
+    pairs = [asdict(pair) | {"verdict": pair.verdict} for pair in result.pairs]
+    return {"pooled": dict(pooled), "members": members, "pairs": pairs}
+
+
+def _short(metrics: Mapping[str, float]) -> dict[str, object]:
+    names = (
+        "crps",
+        "crps_ratio",
+        "p",
+        "mae_ratio",
+        "mase",
+        "directional_accuracy",
+        "coverage_50",
+        "coverage_80",
+        "coverage_90",
+        "tail_pinball_ratio",
+    )
+    short: dict[str, object] = {name: metrics[f"test_{name}"] for name in names}
+    short["interval"] = [metrics["test_crps_ratio_low"], metrics["test_crps_ratio_high"]]
+    if "test_touch_p" in metrics:
+        short |= {name: metrics[f"test_{name}"] for name in ("touch_brier", "touch_brier_ratio", "touch_p")}
+        short["touch_interval"] = [metrics[f"test_touch_brier_ratio_{end}"] for end in ("low", "high")]
+    if "test_p_holm" in metrics:
+        short["p_holm"] = metrics["test_p_holm"]
+    return short | {"n": int(metrics["test_n"])}
