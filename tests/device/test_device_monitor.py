@@ -107,3 +107,13 @@ def test_a_silent_gpu_is_noted_and_not_reported_as_zero(monkeypatch):
     counters = GpuCounters(torch.device("cuda:0"))
     assert counters.read() is None
     assert "Insufficient Permissions" in counters.note
+
+
+def test_one_busy_thread_on_two_cores_is_half_of_the_cpu(monkeypatch):
+    """As docs/gpu.md explains the share."""
+    monkeypatch.setattr(monitor_module, "usable_cores", lambda: 2)
+    clocks = iter([10.0, 14.0])
+    monkeypatch.setattr(monitor_module.time, "perf_counter", lambda: next(clocks))
+    worked = iter([1.0, 5.0])
+    monkeypatch.setattr(monitor_module.time, "process_time", lambda: next(worked))
+    assert Monitor("cpu").latest()["cpu_util"] == pytest.approx(50)

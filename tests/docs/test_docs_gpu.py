@@ -7,7 +7,6 @@ import pytest
 import typer
 
 import cpbmodels
-from cpbmodels.device import monitor
 from tasks.training.progress import EPOCHS_PER_LINE, device_figures
 from tests.tools.doc_blocks import ROOT, blocks, script
 
@@ -144,21 +143,6 @@ def test_no_option_takes_the_key_of_weights_and_biases():
     assert not [name for name in options if re.search("key|token|wandb-", name)]
 
 
-def test_pytorchs_own_pages_are_linked():
-    links = re.findall(r"https://docs\.pytorch\.org/docs/stable/(\S+?\.html)\)", GPU)
-    assert links == ["notes/cuda.html", "amp.html", "torch_cuda_memory.html"]
-
-
-def test_one_busy_thread_on_two_cores_is_half_of_the_cpu(monkeypatch):
-    assert "one busy thread on two cores is 50 %" in flowing(GPU)
-    monkeypatch.setattr(monitor, "usable_cores", lambda: 2)
-    clocks = iter([10.0, 14.0])
-    monkeypatch.setattr(monitor.time, "perf_counter", lambda: next(clocks))
-    worked = iter([1.0, 5.0])
-    monkeypatch.setattr(monitor.time, "process_time", lambda: next(worked))
-    assert monitor.Monitor("cpu").latest()["cpu_util"] == pytest.approx(50)
-
-
 def of_one_h100() -> dict[str, dict[str, float]]:
     """RESULTS' figures of the three seed jobs: seconds of a job, epochs, seconds of the usual loop, GB, an epoch."""
     found: dict[str, dict[str, float]] = {}
@@ -221,8 +205,7 @@ def test_windows_begins_with_two_lines_and_ends_in_the_demo():
 
 
 def test_the_chinese_page_answers_what_the_notes_asked():
-    asked = re.findall(r"^\| ([^|]+)？ \|", CHINESE, re.MULTILINE)
-    assert {"显存只用了 200 MB，是不是在用 CPU", "Windows", "中断了怎么办", "显存不够"} <= {*asked}
+    assert len(re.findall(r"^\| [^|]+？ \| [^|]+ \|", CHINESE, re.MULTILINE)) >= 4
     (example,) = [block for block in blocks() if block.page == "docs/zh.md" and block.kind == "python"]
     assert ".forecast(series)" in example.text  # run by test_docs_run
 
