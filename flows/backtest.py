@@ -6,16 +6,17 @@ Nothing is written to MLflow or promoted: a backtest evaluates a method, it does
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.costs import fleet_cost, run_cost
-from flows.runner import Runner, Summary, flow_parameters, plain_failures, profile_lines, series_records
-from flows.train_all import train_fleets
+from flows.phases import series_records
+from flows.prefect import as_flow
+from flows.run import Run, flow_run
+from flows.sentences import profile_lines
 from schemas.backtesting import BacktestSpec
 from schemas.errors import CpbError
 from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_backtest, plan_backtest
@@ -26,12 +27,14 @@ from tasks.market.listing import with_listed_pairs
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
 from tasks.running.progress import PrintLine
-from tasks.steps import Engine, opened_engine
+from tasks.steps import opened_engine, train
+from tasks.training.cost import fleet_cost, run_cost
 from tasks.training.plan import fleet_names
+from tasks.training.queue import Engine, train_fleets
 from tasks.training.shard import ShardsInUse
 
 
-def run_backtest(spec: BacktestSpec, steps: Runner, report: PrintLine = echo) -> dict[str, Any]:
+def run_backtest(spec: BacktestSpec, report: PrintLine = echo) -> dict[str, Any]:
     """Run the backtest and return what `--json` prints: `pooled`, `members`, `failures`, `exit` and more.
 
     Raises:
@@ -40,22 +43,22 @@ def run_backtest(spec: BacktestSpec, steps: Runner, report: PrintLine = echo) ->
     check_backtest(spec)
     spec = with_listed_pairs(spec, report)
     contest = by_backtest.open_contest(spec) if spec.gate else None
-    with opened_engine(spec) as engine, Judges(engine.cores, JUDGE) as judges:
-        summary, root = Summary(), spec.scope.root
-        plan = _plan(spec, steps, engine, report, summary, contest)
+    with (
+        flow_run("backtest", report) as run,
+        opened_engine(spec) as engine,
+        Judges(engine.cores, JUDGE) as judges,
+    ):
+        plan = _plan(run, spec, engine, contest)
         decide = _gate(spec, contest, plan, report) if contest else lambda _found: {}
-        in_use = ShardsInUse(root)
-        try:
-            results = train_fleets(spec, steps, engine, plan.fleets)
+        with ShardsInUse(spec.scope.root):
+            results = train_fleets(engine, plan.fleets, partial(train, spec, engine))
             costs = [
                 {"fleet": fleet.name} | fleet_cost(shards)
                 for fleet, shards in zip(plan.fleets, results, strict=True)
             ]
             if cost := run_cost(costs):
                 report(f"cost: {cost}")
-            return finish_backtest(spec, plan, results, summary.failures, judges, report, decide)
-        finally:
-            in_use.release()
+            return finish_backtest(spec, plan, results, run.failures, judges, report, decide)
 
 
 def _gate(
@@ -74,33 +77,23 @@ def _gate(
     }
 
 
-def _plan(
-    spec: BacktestSpec,
-    steps: Runner,
-    engine: Engine,
-    report: PrintLine,
-    summary: Summary,
-    contest: Contest | None,
-) -> BacktestPlan:
+def _plan(run: Run, spec: BacktestSpec, engine: Engine, contest: Contest | None) -> BacktestPlan:
     beside = (contest.name, contest.beside) if contest and contest.beside else None
-    plan = plan_backtest(spec, series_records(spec, steps, report, summary), gpus=engine.gpus, beside=beside)
-    summary.add(plan.failures, report)
+    plan = plan_backtest(spec, series_records(run, spec), gpus=engine.gpus, beside=beside)
+    run.note(plan)
     if not plan.folds:
         raise CpbError(
-            f"nothing to backtest ({summary.reasons}); check coins, since, as_of and source", code="no-series"
+            f"nothing to backtest ({run.reasons}); check coins, since, as_of and source", code="no-series"
         )
-    report(
+    run.report(
         f"{len(plan.folds):,} series (coins x timeframes x folds); training {', '.join(fleet_names(spec.fleets))}"
     )
-    for sentence in (*plan.incomplete, *profile_lines(spec, plan.fleets)):
-        report(sentence)
+    run.tell((*plan.incomplete, *profile_lines(spec, plan.fleets)))
     return plan
 
 
-@flow(name="backtest", validate_parameters=False, flow_run_name="backtest {preset}")
-@plain_failures
-@flow_parameters(BacktestSpec)
+@as_flow("backtest", BacktestSpec, "backtest {preset}")
 def backtest(spec: BacktestSpec) -> State:
     """Run a backtest as a Prefect flow run; its parameters are the options of the command line."""
-    result = run_backtest(spec, Runner(prefect=True))
+    result = run_backtest(spec)
     return Completed(name="Partial" if result["exit"] else "Completed", data=result)

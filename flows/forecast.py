@@ -1,32 +1,41 @@
 """`forecast`: refresh the candles, forecast with the champions, score older forecasts whose candles have closed."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.runner import NOT_YET, STALE, STANDING, Runner, flow_parameters, plain_failures
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted
+from flows.prefect import NOT_YET, as_flow
+from flows.run import Partial, flow_run
+from schemas.errors import EXIT_COMPLETE, CpbError, counted
 from schemas.failure import Failure
 from schemas.forecasting import ForecastSpec
+from schemas.handover import ForecastBatch
 from schemas.home import home_folder
+from schemas.identity import SeriesId
+from schemas.ledger import Score
 from schemas.scope import Scope
 from tasks.forecasting.months import latest, series_with_forecasts, standing_note
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.touch_chances import touch_of, touched
 from tasks.forecasting.watch import find_stale
 from tasks.hub.tree import serving
-from tasks.notices import Outcome, tell_outcome
 from tasks.running.progress import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
 from tasks.tracking.experiment import NO_STORE
 
+STALE = "stale"
+"""Code of the failure of a series whose candles or forecast are too old: a problem, but no step has failed."""
+
+STANDING = "standing"
+"""Code of the failure of a series that was asked for alone and whose last candles stand still."""
+
 _NONE = "train first, as in `cpb train-all`"
 
 
-def run_forecast(spec: ForecastSpec, steps: Runner, report: PrintLine = echo) -> dict[str, Any]:
+def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]:
     """Return the newest forecast rows of each series (also those stored before), and counts of new and scored rows.
 
     `models`: each series' champion verdict and record. `standing`: a sentence for each series whose last candles stand
@@ -36,68 +45,86 @@ def run_forecast(spec: ForecastSpec, steps: Runner, report: PrintLine = echo) ->
     Raises:
         CpbError: no forecast could be made.
     """
-    with tell_outcome("forecast") as outcome:
-        return _forecast(spec, steps, report, outcome)
+    with flow_run("forecast", report, notify=True) as run:
+        served = champions(spec.scope.market)
+        scope = spec.scope.narrowed(list(served.of(spec.scope)))  # before anything is downloaded
+        fetched, issued = ingest(scope, spec.tail), forecast(scope)
+        scored, watched = score(scope), watch(scope)
+        run.alarms = watched.alarms
+        models = {about.series: about for about in issued.issued}
+        newest = {
+            s: latest(home_folder(), s, scope.as_of, about.model_version) for s, about in models.items()
+        }
+        standing = {s: note for s, rows in newest.items() if (note := standing_note(rows))}
+        run.failures = _once(served, fetched, issued, scored, watched)
+        stale = find_stale(home_folder(), issued.series, scope.as_of)
+        run.failures += [Failure(step="forecast", reason=str(s), code=STALE, series=s.series) for s in stale]
+        # asked for alone, a forecast after candles that stand still is worth no more than they
+        if len(spec.scope.symbols) == len(scope.series) == 1:
+            run.failures += [
+                Failure(step="forecast", reason=n, code=STANDING, series=s) for s, n in standing.items()
+            ]
+        if not issued.series:  # each reason names its own remedy, once for all series
+            reasons = list({problem.reason: problem.line for problem in run.failures}.values())
+            raise CpbError(
+                f"no forecast could be made: {'; '.join(reasons[:2]) or _NONE}", code="no-forecast"
+            )
+        drifted = [str(alarm) for alarm in watched.alarms if alarm.state == "drifted"]
+        run.tell(_lines(run.failures, standing, drifted, issued, scored))
+        records = champion_records(read_summary(home_folder(), scope.market))
+        result = {
+            "rows": [row for rows in newest.values() for row in rows.to_dicts()],
+            "models": [
+                {
+                    "market": s.market,
+                    "symbol": s.symbol,
+                    "timeframe": s.timeframe,
+                    "verdict": models[s].verdict,
+                }
+                | records.get(s, {})
+                for s in issued.series
+            ],
+            "new_rows": issued.rows,
+            "series": len(issued.series),
+            "scored": scored.rows,
+            "drifted": drifted,
+            "standing": [f"{series}: {note}" for series, note in standing.items()],
+            "failed": [problem.line for problem in run.failures],
+            "exit": run.exit_code,
+        }
+        if spec.prices:
+            ((series, rows),) = newest.items()
+            result["touch"] = list(touched(rows, touch_of(home_folder(), series, rows), spec.prices))
+        return result
 
 
-def _forecast(spec: ForecastSpec, steps: Runner, report: PrintLine, outcome: Outcome) -> dict[str, Any]:
-    served = steps.one(champions, spec.scope.market)
-    serving_now = served.of(spec.scope)  # before anything is downloaded
-    scope = spec.scope.narrowed(list(serving_now))
-    fetched, issued = steps.one(ingest, scope, spec.tail), steps.one(forecast, scope)
-    scored, watched = steps.one(score, scope), steps.one(watch, scope)
-    failures = [*served.failures, *fetched.failures, *issued.failures, *scored.failures, *watched.failures]
-    # A damaged month fails more than one step: it is said once.
-    problems = list({(f.series, f.reason): f for f in reversed(failures)}.values())[::-1]
-    stale = find_stale(home_folder(), issued.series, scope.as_of)
-    problems += [Failure(step="forecast", reason=str(s), code=STALE, series=s.series) for s in stale]
-    models = {about.series: about for about in issued.issued}
-    newest = {s: latest(home_folder(), s, scope.as_of, about.model_version) for s, about in models.items()}
-    standing = {s: note for s, rows in newest.items() if (note := standing_note(rows))}
-    if (
-        len(spec.scope.symbols) == len(scope.series) == 1
-    ):  # asked for alone, its forecast is worth no more than that
-        problems += [Failure(step="forecast", reason=n, code=STANDING, series=s) for s, n in standing.items()]
-    outcome.failures, outcome.alarms = problems, watched.alarms
-    texts = [problem.line for problem in problems]
-    if not issued.series:  # each reason names its own remedy, once for all series
-        reasons = list({f.reason: text for f, text in zip(problems, texts, strict=True)}.values())
-        raise CpbError(f"no forecast could be made: {'; '.join(reasons[:2]) or _NONE}", code="no-forecast")
-    for problem, text in zip(problems, texts, strict=True):
-        if problem.code != STANDING:
-            report(f"{'STALE' if problem.code == STALE else 'FAILED'} {text}")
+def _once(*results: Partial) -> list[Failure]:
+    """Return the failures of steps: a damaged month fails more than one step, and is said once, as first met."""
+    failures = [failure for result in results for failure in result.failures]
+    return list({(f.series, f.reason): f for f in reversed(failures)}.values())[::-1]
+
+
+def _lines(
+    problems: Iterable[Failure],
+    standing: Mapping[SeriesId, str],
+    drifted: Iterable[str],
+    issued: ForecastBatch,
+    scored: Score,
+) -> Iterator[str]:
+    for problem in problems:
+        if problem.code != STANDING:  # said below, of every series
+            yield f"{'STALE' if problem.code == STALE else 'FAILED'} {problem.line}"
     for series, note in standing.items():
-        report(f"STANDING {series}: {note}")
-    drifted = [str(alarm) for alarm in watched.alarms if alarm.state == "drifted"]
+        yield f"STANDING {series}: {note}"
     for alarm in drifted:
-        report(f"DRIFTED {alarm}")
+        yield f"DRIFTED {alarm}"
     number = counted(len(issued.series), "series")
     new = (
         f"{counted(issued.rows, 'new forecast row')} for {number}"
         if issued.rows
         else f"{number} as stored before"
     )
-    report(f"{new}; {counted(scored.rows, 'older row')} scored")
-    records = champion_records(read_summary(home_folder(), scope.market))
-    result = {
-        "rows": [row for rows in newest.values() for row in rows.to_dicts()],
-        "models": [
-            {"market": s.market, "symbol": s.symbol, "timeframe": s.timeframe, "verdict": models[s].verdict}
-            | records.get(s, {})
-            for s in issued.series
-        ],
-        "new_rows": issued.rows,
-        "series": len(issued.series),
-        "scored": scored.rows,
-        "drifted": drifted,
-        "standing": [f"{series}: {note}" for series, note in standing.items()],
-        "failed": texts,
-        "exit": EXIT_PARTIAL if problems else EXIT_COMPLETE,
-    }
-    if spec.prices:
-        ((series, rows),) = newest.items()
-        result["touch"] = list(touched(rows, touch_of(home_folder(), series, rows), spec.prices))
-    return result
+    yield f"{new}; {counted(scored.rows, 'older row')} scored"
 
 
 def _is_untrained(scope: Scope) -> bool:
@@ -114,9 +141,7 @@ def _is_untrained(scope: Scope) -> bool:
     return not any(map(scope.selects, series))
 
 
-@flow(name="forecast", validate_parameters=False, flow_run_name="forecast {timeframes}")
-@plain_failures
-@flow_parameters(ForecastSpec)
+@as_flow("forecast", ForecastSpec, "forecast {timeframes}")
 def forecast_flow(spec: ForecastSpec) -> State:
     """Forecast with every champion of the scope from the newest candles; does nothing before the first training."""
     if _is_untrained(spec.scope):
@@ -125,6 +150,6 @@ def forecast_flow(spec: ForecastSpec) -> State:
             message="no champions yet: the first run of train-all creates them",
             data={"exit": EXIT_COMPLETE},
         )
-    result = run_forecast(spec, Runner(prefect=True))
+    result = run_forecast(spec)
     counts = {name: value for name, value in result.items() if name not in ("rows", "models")}
     return Completed(name="Partial" if result["exit"] else "Completed", data=counts)

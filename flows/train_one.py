@@ -6,15 +6,17 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from flows.costs import accuracy, accuracy_text, cost_text, fleet_cost
-from flows.runner import Runner
-from flows.train_all import ResumeMode, mirror_to_wandb, run_training
+from flows.phases import check_records, plan_training, train_and_score
+from flows.run import flow_run
 from schemas.handover import Judgement, ShardResult
 from schemas.run import RunSpec
+from tasks.judging.accuracy import accuracy, accuracy_text
 from tasks.running.progress import PrintLine
+from tasks.steps import opened_engine
 from tasks.tracking.archive import Keeper
-from tasks.tracking.runs import finish
-from tasks.training.shard import LATEST, Checkpoint
+from tasks.training.cost import cost_text, fleet_cost
+from tasks.training.queue import ResumeMode
+from tasks.training.shard import LATEST, Checkpoint, ShardsInUse
 
 _BARS = "▁▂▃▄▅▆▇█"
 _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
@@ -32,14 +34,17 @@ def train_one(spec: RunSpec, *, resume: str | None, report: PrintLine) -> dict[s
         CpbError: the member failed.
     """
     mode: ResumeMode = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
-    keeper = Keeper(report)
-    training = run_training(spec, Runner(), report, resume=mode, name="train", keeper=keeper)
-    finish(training.summary.run_id, *training.summary.outcome())
-    mirror_to_wandb(spec, training.summary.run_id, report)
-    result = _result(training.results[0][0], training.judged[0].judgements[0])
-    training.in_use.release()
-    keeper.keep()
-    return result | {"exit": training.summary.exit_code}
+    with flow_run("train", report) as run:
+        keeper = Keeper(report)
+        check_records(run, spec)
+        with opened_engine(spec) as engine:
+            planned = plan_training(run, spec, engine)
+            with ShardsInUse(spec.scope.root):
+                results, judged = train_and_score(run, spec, planned, engine, keeper, mode)
+                run.end()
+                result = _result(results[0][0], judged[0].judgements[0])
+        keeper.keep()
+    return result | {"exit": run.exit_code}
 
 
 def result_lines(result: dict[str, Any], command: str) -> list[str]:

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 import cpbmodels
-from flows.runner import Runner, Summary, series_records
-from flows.train_all import run_of
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, counted, install_extra
+from flows.phases import series_records
+from flows.run import Run, flow_run
+from schemas.errors import CpbError, counted, install_extra
 from schemas.tuning import Range, TuneSpec
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.market.listing import with_listed_pairs
@@ -16,14 +16,14 @@ from tasks.running.progress import PrintLine
 from tasks.storage.files import write_json
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest
-from tasks.tracking.runs import check_place, finish, log_trials, start_parent
+from tasks.tracking.runs import check_place, log_trials, start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import AS_OF, KIND, NEWEST, STUDY, spec_params
 from tasks.training.local import check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
 
 
-def run_tune(spec: TuneSpec, steps: Runner, report: PrintLine) -> dict[str, Any]:
+def run_tune(spec: TuneSpec, report: PrintLine) -> dict[str, Any]:
     """Search, choose and score; return the object that `--json` prints. The same command continues its study.
 
     Raises:
@@ -33,34 +33,16 @@ def run_tune(spec: TuneSpec, steps: Runner, report: PrintLine) -> dict[str, Any]
     tuning = _tuning()
     check_device(spec.device)
     check_place(open_store())
-    summary, spec = Summary(), with_listed_pairs(spec, report)
-    inner, newest = _folds(spec, steps, report, summary)
-    key = _key(spec, inner + newest)
-    folder = spec.scope.root / "tuning" / key
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
-        storage = spec.scope.root / "tuning" / "optuna.db"
-        study = tuning.Study(storage, key, spec)
-        space = {
-            name: [values.low, values.high, "log" if values.log else "linear"]
-            if isinstance(values, Range)
-            else list(values.values)
-            for name, values in spec.space.items()
-        }
-        run = start_parent(
-            f"tune-{key}",
-            spec_params(spec) | {"space": space},
-            {
-                KIND: STUDY,
-                "architecture": spec.fleet.architecture,
-                "preset": spec.fleet.preset,
-                "market": spec.market,
-                AS_OF: spec.as_of or NEWEST,
-            },
-            "tune",
-        )
-        log = partial(log_trials, run.run_id)
-        with run_of(run.run_id):
+    spec = with_listed_pairs(spec, report)
+    with flow_run("tune", report) as run:
+        inner, newest = _folds(run, spec)
+        key = _key(spec, inner + newest)
+        folder, storage = spec.scope.root / "tuning" / key, spec.scope.root / "tuning" / "optuna.db"
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "lock"):
+            study = tuning.Study(storage, key, spec)
+            run.run_id = _start_study(spec, key)
+            log = partial(log_trials, run.run_id)
             profile = None if spec.profile == "auto" else spec.profile
             how = {"device": spec.device, "dtype": spec.dtype, "profile": profile}
             with gpu_held(gpus_of(spec.device)):
@@ -73,14 +55,32 @@ def run_tune(spec: TuneSpec, steps: Runner, report: PrintLine) -> dict[str, Any]
                 "storage": str(storage),
                 "run_id": run.run_id,
                 "seconds": time.monotonic() - started,
-                "failures": [failure.as_json() for failure in summary.failures],
-                "exit": EXIT_PARTIAL if summary.failures else EXIT_COMPLETE,
+                "failures": [failure.as_json() for failure in run.failures],
+                "exit": run.exit_code,
             }
             write_json(path, answer)
             open_store().client.log_artifact(run.run_id, str(path))
-            finish(run.run_id, *summary.outcome())
+            run.end()  # before the lock is free: the same command elsewhere finds a run that has ended
     report(tuning.sentence(answer))
     return answer
+
+
+def _start_study(spec: TuneSpec, key: str) -> str:
+    """Open the study's run in MLflow, and return its id."""
+    space = {
+        name: [values.low, values.high, "log" if values.log else "linear"]
+        if isinstance(values, Range)
+        else list(values.values)
+        for name, values in spec.space.items()
+    }
+    tags = {
+        KIND: STUDY,
+        "architecture": spec.fleet.architecture,
+        "preset": spec.fleet.preset,
+        "market": spec.market,
+        AS_OF: spec.as_of or NEWEST,
+    }
+    return start_parent(f"tune-{key}", spec_params(spec) | {"space": space}, tags, "tune").run_id
 
 
 def _tuning() -> Any:
@@ -98,29 +98,26 @@ def _tuning() -> Any:
     return search
 
 
-def _folds(
-    spec: TuneSpec, steps: Runner, report: PrintLine, summary: Summary
-) -> tuple[list[FoldSeries], list[FoldSeries]]:
+def _folds(run: Run, spec: TuneSpec) -> tuple[list[FoldSeries], list[FoldSeries]]:
     """Return the folds for choosing, and the newest fold, for the winner's test. A series must have all folds."""
-    records = series_records(spec, steps, report, summary)
+    records = series_records(run, spec)
     wanted = spec.folds + 1
     folds = load_folds(spec.scope.home, records, plan_bounds(records, wanted)) if records else None
     if folds is not None:
-        summary.add(folds.failures, report)
-        for sentence in folds.incomplete:
-            report(sentence)
+        run.note(folds)
+        run.tell(folds.incomplete)
     loaded = folds.loaded if folds is not None else ()
     ids = [fold.id for fold in loaded]
     whole = [fold for fold in loaded if ids.count(fold.id) == wanted]
     usable = [fold for fold in whole if not _ineligible_reason(spec, fold)]
     if not usable:
-        reasons = summary.reasons or next(
+        reasons = run.reasons or next(
             (_ineligible_reason(spec, fold) for fold in whole), "no series has all folds"
         )
         raise CpbError(
             f"nothing to tune on ({reasons}); check coins, since, as_of and folds", code="no-series"
         )
-    report(
+    run.report(
         f"{counted(len({fold.id for fold in usable}), 'series')}, {counted(spec.folds, 'fold')} to choose on, "
         f"test span from {usable[-1].bounds.test[0]:%Y-%m-%d}"
     )

@@ -11,9 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from textwrap import shorten
@@ -27,7 +25,6 @@ from schemas.ledger import Alarm
 from tasks.storage.files import NOTIFY_FILE, read_private
 from tasks.storage.records import find_record, write_record
 from tasks.storage.urls import without_credentials
-from tasks.tracking.store_errors import store_errors
 
 VARIABLE = "CPB_NOTIFY"
 HEARTBEAT_VARIABLE = "CPB_HEARTBEAT_URL"
@@ -45,44 +42,16 @@ Events = dict[str, str]
 """Key of an event, which stays the same while it lasts or repeats -> its sentence."""
 
 
-@dataclass
-class Outcome:
-    """What a run has to tell so far."""
-
-    failures: Sequence[Failure] = ()
-    decisions: Sequence[Decision] = ()
-    alarms: Sequence[Alarm] = ()
-
-    def events(self) -> Events:
-        """Return a sentence for each failed series or model, each switch of a champion, and each drifted champion."""
-        failed = {
-            f"failed {f.subject} {f.step}": f"{f.subject} failed in {f.step}: {f.reason}"
-            for f in self.failures
-        }
-        switched = {
-            f"switch {d.series.name} {d.version_number}": f"champion of {d.series} {d.outcome}: {d.reason}"
-            for d in self.decisions
-            if d.outcome in ("switched", "forced", "retired")
-        }
-        drifted = {f"drift {a.series.name}": str(a) for a in self.alarms if a.state == "drifted"}
-        return failed | switched | drifted
-
-
-@contextmanager
-def tell_outcome(flow: str) -> Iterator[Outcome]:
-    """Tell people about the run in the block once it has ended, and call the heartbeat if it was complete.
-
-    Nothing is told of a run that a person interrupted.
-    """
-    outcome = Outcome()
-    try:
-        with store_errors():
-            yield outcome
-    except Exception as error:
-        code = getattr(error, "code", type(error).__name__)
-        _tell(flow, {f"failed {flow} {code}": str(error) or code} | outcome.events(), complete=False)
-        raise
-    _tell(flow, outcome.events(), complete=not outcome.failures)
+def events_of(failures: Iterable[Failure], decisions: Iterable[Decision], alarms: Iterable[Alarm]) -> Events:
+    """Return a sentence for each failed series or model, each switch of a champion, and each drifted champion."""
+    failed = {f"failed {f.subject} {f.step}": f"{f.subject} failed in {f.step}: {f.reason}" for f in failures}
+    switched = {
+        f"switch {d.series.name} {d.version_number}": f"champion of {d.series} {d.outcome}: {d.reason}"
+        for d in decisions
+        if d.outcome in ("switched", "forced", "retired")
+    }
+    drifted = {f"drift {a.series.name}": str(a) for a in alarms if a.state == "drifted"}
+    return failed | switched | drifted
 
 
 def send_test() -> dict[str, str]:
@@ -153,7 +122,8 @@ def _told() -> Told:
     return told if told and told.day == day else Told(day=day)
 
 
-def _tell(flow: str, events: Events, *, complete: bool) -> None:
+def tell_end(flow: str, events: Events, *, complete: bool) -> None:
+    """Tell people what a flow's run that has ended has to tell, and call the heartbeat if it was complete."""
     try:
         urls = services()
         told = _told() if urls else Told(day="")

@@ -1,4 +1,4 @@
-"""The steps of both DAGs, in the order in which data passes them, but for `evaluate`, which has a file of its own.
+"""The steps of both DAGs, in the order in which data passes them.
 
 train-all: ingest · features · plan · train · evaluate · promote · publish · forecast
 forecast:  champions · ingest · forecast · score · watch
@@ -7,12 +7,11 @@ A step is thin: the implementation is in the subpackages, which do not import an
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.coins import check_known, coins_label
@@ -21,6 +20,7 @@ from schemas.errors import BusyError, CpbError, DamagedError, MemberError, insta
 from schemas.failure import Failure
 from schemas.handover import (
     FleetJudgement,
+    FleetPlan,
     ForecastBatch,
     IngestResult,
     Publication,
@@ -30,15 +30,18 @@ from schemas.handover import (
     TrainingPlan,
 )
 from schemas.home import home_folder
-from schemas.identity import Market, SeriesId, market_option
+from schemas.identity import Market, SeriesId, market_option, tree_of
 from schemas.ledger import Score, Watching
 from schemas.run import LOCAL, RAY, RunSpec
 from schemas.scope import Scope
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.record import score_due
 from tasks.forecasting.watch import STOPPED_AFTER, check_drift
+from tasks.hub.publish import hub_client
 from tasks.hub.publish import publish as publish_tree
-from tasks.hub.tree import package, serving
+from tasks.hub.tree import check_replaceable, package, serving
+from tasks.judging.fleet import judge_fleet
+from tasks.judging.judges import Judges
 from tasks.market.ingest import update_store
 from tasks.market.store_state import FAILED_SERIES, leap_sentence
 from tasks.promotion.night import decide_night, fleets_to_train
@@ -46,17 +49,16 @@ from tasks.running.step import Retry, step
 from tasks.signals.feature_files import load_series, write_features
 from tasks.signals.splits import shortened, split_bounds
 from tasks.storage.packaged import PackagedModel, packaged_models
+from tasks.tracking.fleet_log import log_fleet
 from tasks.training.local import LocalEngine, TrainerDied
 from tasks.training.plan import fleet_names, job_key, plan_fleet, plan_member
 from tasks.training.progress import FleetProgress
-from tasks.training.ray import ADDRESS, RayEngine, connected
+from tasks.training.queue import Engine, failed_shard
+from tasks.training.ray import ADDRESS, connected
 
 FORECAST = ("champions", "ingest", "forecast", "score", "watch")
 
 RETRY_WAIT_S = 5.0
-
-Engine = LocalEngine | RayEngine
-"""The resources that a run plans for, and that train its shards."""
 
 
 # If another process is writing, a run waits up to ten minutes: a scheduled run must not be skipped.
@@ -151,17 +153,15 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
 
 
 @step("train", run_name="train {progress.name}", workers=64)
-def train(
-    job: ShardJob, root: Path, engine: Engine, timeout_s: float, progress: FleetProgress
-) -> ShardResult:
-    """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
+def train(spec: RunSpec, engine: Engine, job: ShardJob, progress: FleetProgress) -> ShardResult:
+    """Train a shard below `fleets` of the market's home: continued from its last checkpoint, skipped if done.
 
     Retried if its trainer died (not after its time limit, which a retry would reach again). If the trainer fails as a
     whole, every member of the shard is a failure.
     """
     run = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(engine.run, "train")
     try:
-        result = run(job, root, timeout_s, progress)
+        result = run(job, spec.scope.root, spec.train_timeout_s, progress)
         progress.trained(job, result)
         return result
     except CpbError as error:
@@ -170,10 +170,31 @@ def train(
         progress.ended(job)
 
 
-def failed_shard(job: ShardJob, error: Exception) -> ShardResult:
-    """Return the result of a shard that an error ended: a failure of each of its members."""
-    failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
-    return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
+@step("evaluate", run_name="evaluate {fleet.name}")
+def evaluate(
+    spec: RunSpec,
+    parent: str,
+    fleet: FleetPlan,
+    trained: Iterable[tuple[ShardJob, ShardResult]],
+    judges: Judges,
+    earlier: Sequence[Failure] = (),
+) -> FleetJudgement:
+    """Return the fleet's judgements and their runs, logged under the flow's run `parent`.
+
+    `trained`: the fleet's shards with their results, in order of completion. A failed member gets a run too, marked
+    failed, with the reason: a failure in training or judging, or (`earlier`) of its series before any fleet was
+    trained. The run of a fleet without a good member is marked failed too.
+    """
+    results: dict[str, ShardResult] = {}
+
+    def noted() -> Iterator[tuple[ShardJob, ShardResult]]:
+        for shard, result in trained:
+            results[result.key] = result
+            yield shard, result
+
+    score = judge_fleet(spec.scope.root, fleet, noted(), judges)
+    # judged in the order in which shards end, logged in the order of the plan: runs do not depend on the devices' pace
+    return log_fleet(spec, parent, fleet, [results[job_key(shard)] for shard in fleet.shards], score, earlier)
 
 
 @contextmanager
@@ -210,6 +231,13 @@ def promote(
 ) -> tuple[Decision, ...]:
     """Decide on every series that was judged or has stopped trading, move the aliases, and return the decisions."""
     return decide_night(spec.scope.home, fleets, stopped, spec.force or "")
+
+
+def check_publishable(market: Market, repo: str | None) -> None:
+    """Raise what would stop `publish` hours later: no token of the Hub, a folder in the place of the market's tree."""
+    if repo:
+        hub_client()
+    check_replaceable(tree_of(home_folder(), "hub", market))
 
 
 @step("publish")

@@ -5,7 +5,6 @@ from datetime import timedelta
 import pytest
 from prefect.context import FlowRunContext
 
-from flows.train_all import start_run
 from schemas.handover import (
     FleetJudgement,
     ForecastBatch,
@@ -17,12 +16,23 @@ from schemas.handover import (
 from schemas.identity import SeriesId
 from schemas.ledger import Score, Watching
 from schemas.run import RunSpec
-from tasks import evaluate as evaluation
 from tasks import steps
-from tasks.evaluate import evaluate
 from tasks.judging.judges import Judges
 from tasks.running.step import Step
-from tasks.steps import features, forecast, ingest, opened_engine, plan, promote, publish, score, train, watch
+from tasks.steps import (
+    evaluate,
+    features,
+    forecast,
+    ingest,
+    opened_engine,
+    plan,
+    promote,
+    publish,
+    score,
+    train,
+    watch,
+)
+from tasks.tracking.flow_log import start_flow
 from tasks.tracking.store import open_store
 from tasks.training import trainer
 from tasks.training.progress import FleetProgress
@@ -41,12 +51,7 @@ SPEC = RunSpec(
 
 
 def test_both_dags_are_these_steps():
-    made = {
-        value.name
-        for module in (steps, evaluation)
-        for value in vars(module).values()
-        if isinstance(value, Step)
-    }
+    made = {value.name for value in vars(steps).values() if isinstance(value, Step)}
     train_all = {"ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast"}
     assert made == {*train_all, *steps.FORECAST}
 
@@ -63,7 +68,7 @@ def at_home(tmp_path, monkeypatch):
 def test_records_pass_through_every_step_without_prefect(at_home):
     """`train-all`, then `forecast` a day later: each step gets the records of the one before, and nothing else."""
     assert FlowRunContext.get() is None
-    scope, root = SPEC.scope, SPEC.scope.root
+    scope = SPEC.scope
 
     got = ingest(scope)
     assert isinstance(got, IngestResult)
@@ -74,13 +79,13 @@ def test_records_pass_through_every_step_without_prefect(at_home):
     (fleet,) = planned.fleets
     assert (planned.failures, planned.stopped, fleet.architecture) == ((), (), "linear")
 
-    run = start_run(SPEC, planned.series, planned.fleets, "train-all").run_id
+    run = start_flow(SPEC, planned.series, planned.fleets, "train-all").run_id
     with opened_engine(SPEC) as engine, Judges(engine.cores) as judges:
         engine.plan(len(fleet.shards))
         progress = FleetProgress(fleet)
-        trained = [(shard, train(shard, root, engine, 600, progress)) for shard in fleet.shards]
+        trained = [(shard, train(SPEC, engine, shard, progress)) for shard in fleet.shards]
         assert all(isinstance(result, ShardResult) and not result.failures for _, result in trained)
-        judged = evaluate(SPEC, run, fleet, trained, root, judges)
+        judged = evaluate(SPEC, run, fleet, trained, judges)
     assert isinstance(judged, FleetJudgement)
     assert [record.model.series for record in judged.judgements] == list(got.series)
     decided = promote(SPEC, [judged])

@@ -8,7 +8,8 @@ import typer
 
 from flows.cli.ending import Answer, answered
 from flows.cli.options import cli_options
-from flows.console import Column, echo, print_table, quiet_libraries, show, shown_progress
+from flows.console import Column, echo, print_table, quiet_libraries, show
+from flows.progress import shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, counted
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec

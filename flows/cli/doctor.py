@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.ending import Answer, answered
-from flows.console import quiet_libraries, show, shown_progress
+from flows.console import quiet_libraries, show
+from flows.progress import shown_progress
 from schemas.coins import COINS
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, CpbError
 from schemas.home import home_folder

@@ -8,7 +8,8 @@ from typing import Any
 
 from flows.cli.ending import Answer, answered
 from flows.cli.options import cli_options
-from flows.console import Column, echo, finding, price, print_table, quiet_libraries, shown_progress
+from flows.console import Column, echo, finding, price, print_table, quiet_libraries
+from flows.progress import shown_progress
 from schemas.errors import age, counted
 from schemas.forecasting import ForecastSpec
 
@@ -42,9 +43,8 @@ def forecast(spec: ForecastSpec) -> Answer:
     quiet_libraries()
     with shown_progress("forecast"):
         from flows.forecast import run_forecast
-        from flows.runner import Runner
 
-        result = run_forecast(spec, Runner(), echo)
+        result = run_forecast(spec, echo)
     return Answer(result, partial(_print, spec, result))
 
 

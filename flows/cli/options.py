@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand, TyperOption
 
 from cpbmodels.arch.options import ALIASES, CHOICES, SWITCHES, Preset
-from flows.console import shown_progress
+from flows.progress import shown_progress
 from schemas.base import Spec
 from schemas.errors import UsageError
 from schemas.identity import APART

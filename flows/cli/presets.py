@@ -8,7 +8,8 @@ import typer
 from cpbmodels.arch.options import ALIASES, CHOICES, MAX_FEATURES, MAX_MEMBERS, RANGES, SWITCHES
 from flows.cli.ending import Answer, answered
 from flows.cli.options import BY_SET
-from flows.console import Column, echo, print_table, show, shown_progress
+from flows.console import Column, echo, print_table, show
+from flows.progress import shown_progress
 from schemas.errors import EXIT_COMPLETE, UsageError
 from schemas.fleets import base_of
 from schemas.presets import (

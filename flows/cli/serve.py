@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.ending import Answer, Json, answered
-from flows.console import Column, echo, emit, print_table, quiet_libraries, show, shown_progress
+from flows.console import Column, echo, emit, print_table, quiet_libraries, show
+from flows.progress import shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, counted
 
 if TYPE_CHECKING:

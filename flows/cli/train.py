@@ -10,7 +10,8 @@ from flows.cli.ending import Answer, answered
 from flows.cli.models import print_board
 from flows.cli.options import cli_options, command_line
 from flows.cli.presets import listed, print_presets
-from flows.console import Column, echo, finding, interval, print_table, quiet_libraries, shown_progress
+from flows.console import Column, echo, finding, interval, print_table, quiet_libraries
+from flows.progress import shown_progress
 from schemas.backtesting import BacktestSpec
 from schemas.errors import p_value
 from schemas.run import RunSpec, TrainSpec
@@ -110,15 +111,15 @@ def _train_all(spec: RunSpec, command: str, *, direct: bool = False) -> dict[str
     quiet_libraries()
     with shown_progress(command):
         from flows import train_all as job
-        from flows.runner import Runner, in_prefect, server_in_use
+        from flows.prefect import in_prefect, server_in_use
 
         if server_in_use() and not direct:
             return in_prefect(job.train_all, spec)
-        return job.run_train_all(spec, Runner(), echo).as_json()
+        return job.run_train_all(spec, echo).as_json()
 
 
 def _show_board(result: dict[str, Any]) -> None:
-    from flows.costs import has_board
+    from tasks.judging.accuracy import has_board
     from tasks.tracking.leaderboard import read_board
 
     if has_board(result["fleets"]):
@@ -144,9 +145,9 @@ def backtest(spec: BacktestSpec) -> Answer:
     quiet_libraries()
     with shown_progress("backtest"):
         from flows import backtest as job
-        from flows.runner import Runner, in_prefect, server_in_use
+        from flows.prefect import in_prefect, server_in_use
 
-        result = in_prefect(job.backtest, spec) if server_in_use() else job.run_backtest(spec, Runner(), echo)
+        result = in_prefect(job.backtest, spec) if server_in_use() else job.run_backtest(spec, echo)
     notes = [f"written to {spec.out}"] if spec.out else []
     return Answer(result, lambda: _print_board(result["pooled"]), notes)
 
@@ -178,8 +179,7 @@ def tune(spec: TuneSpec) -> Answer:
     """
     quiet_libraries()
     with shown_progress("tune"):
-        from flows.runner import Runner
         from flows.tune import run_tune
 
-        result = run_tune(spec, Runner(), echo)
+        result = run_tune(spec, echo)
     return Answer(result, lambda: echo(f"preset: {result['preset']}\nreport: {result['report']}"))

@@ -147,7 +147,7 @@ def client_of(port: int, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    from flows.runner import client_of_settings
+    from flows.prefect import client_of_settings
 
     secret = read_password(password_file())
     with (
@@ -401,7 +401,7 @@ def run(name: str, parameters: Sequence[str] = (), *, watch: bool = False) -> "F
     if spec := _SPECS.get(full.partition("/")[0]):
         values = with_preset_files(values)  # the worker does not need the files
         spec(**values)  # the same validation as on the command line, before a run exists
-    from flows.runner import client_of_settings, server_in_use
+    from flows.prefect import client_of_settings, server_in_use
 
     port = last_port()
     if not (port or server_in_use()):

@@ -21,7 +21,7 @@ from flows.deploy.services import (
     last_port,
     log_file,
 )
-from flows.runner import NOT_YET
+from flows.prefect import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import stored_series
 from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale

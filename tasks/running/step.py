@@ -1,7 +1,7 @@
 """Makes a plain function a step of the DAG: with a policy (retries, concurrent calls) and a Prefect task.
 
-The policy is part of the function that both ways of running call, so a run without Prefect retries, waits and limits
-itself exactly as under a Prefect server.
+Steps are called by name, as the functions that they are. The policy is part of the function that both ways of running
+call, so a run without Prefect retries, waits and limits itself exactly as under a Prefect server.
 """
 
 import logging
@@ -14,6 +14,7 @@ import tenacity
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
 from prefect.states import Completed
 
 from schemas.failure import Failure
@@ -55,7 +56,11 @@ class Retry:
 
 
 class Step(Generic[P, R]):
-    """A step: call it directly, or with `in_prefect` in a Prefect flow. `workers`: maximum concurrent calls."""
+    """A step: within a run of a Prefect flow a call is a task run, elsewhere a plain call of the function.
+
+    Both return and raise the same. Which one it is, the caller's context variables say, so a thread needs a copy of
+    them, as `tasks.running.parallel.run_each` gives it. `workers`: maximum concurrent calls.
+    """
 
     def __init__(
         self, fn: Callable[P, R], name: str, run_name: str, workers: int, retry: Retry | None
@@ -70,11 +75,9 @@ class Step(Generic[P, R]):
         update_wrapper(self, fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the step without Prefect."""
-        return self.fn(*args, **kwargs)
-
-    def in_prefect(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the step as a task run of the running flow; returns and raises the same as `fn`."""
+        """Run the step."""
+        if FlowRunContext.get() is None:
+            return self.fn(*args, **kwargs)
         result: Any = self.task(*args, **kwargs)
         return cast(R, result.result() if isinstance(result, State) else result)
 

@@ -205,6 +205,12 @@ class ShardsInUse:
         self._lock = open_lock(root / "fleets.lock")  # beside the folder, which contains shards only
         acquire(self._lock, shared=True)
 
+    def __enter__(self) -> "ShardsInUse":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
     def release(self) -> list[Path]:
         """Release the lock; the last run to release it removes old shards. Returns the removed folders."""
         with self._lock as lock:

@@ -18,37 +18,28 @@ from tests.tools.known_markets import TINY, A, B, busy_hours
 KLINES = {A: busy_hours(4000, 0), B: busy_hours(4000, 1)}
 
 
-class InProcess:
-    """Trains in this process, without a trainer process and its slot."""
-
-    def each(self, step, calls, workers, then):
-        results = [self._train(*call) for call in calls]
-        for index, result in enumerate(results):
-            then(index, result)
-        return results
-
-    def _train(self, job, root, engine, timeout_s, told):
-        folder = prepare(root, job)
-        if not (folder / "result.json").exists():
-            train_job(folder)
-        return read_result(folder)
+def in_process(spec, engine, job, progress):
+    """Train in this process, without a trainer process and its slot."""
+    folder = prepare(spec.scope.root, job)
+    if not (folder / "result.json").exists():
+        train_job(folder)
+    return read_result(folder)
 
 
-class Broken(InProcess):
-    """A trainer that dies with every fleet."""
-
-    def _train(self, job, *rest):
-        return RuntimeError("killed")
+def broken(spec, engine, job, progress):
+    """Train by a trainer that dies with every fleet."""
+    raise RuntimeError("killed")
 
 
 @pytest.fixture
 def asked(home, records, monkeypatch, tmp_path):
-    """Return what runs a backtest of the records: (steps, options) -> (answer, lines for people)."""
+    """Return what runs a backtest of the records: (the step train, options) -> (answer, lines for people)."""
     monkeypatch.setenv("CPB_HOME", str(home))
     monkeypatch.setattr(audit, "read_klines", lambda home, series, since, as_of: KLINES[series])
 
-    def run(steps, series=records, **options):
+    def run(train, series=records, **options):
         monkeypatch.setattr(flows.backtest, "series_records", lambda *_: series)
+        monkeypatch.setattr(flows.backtest, "train", train)
         said = []
         spec = BacktestSpec(
             coins="AUSDT,BUSDT,TINYUSDT",
@@ -58,13 +49,13 @@ def asked(home, records, monkeypatch, tmp_path):
             device="cpu",
             **{"architectures": "har,har-universal", **options},
         )
-        return run_backtest(spec, steps, said.append), said
+        return run_backtest(spec, said.append), said
 
     return run
 
 
 def test_everything_promised_is_written_and_a_series_without_folds_is_named(asked, tmp_path):
-    answer, said = asked(InProcess())
+    answer, said = asked(in_process)
     out = tmp_path / "out"
     assert set(answer["pooled"]) == {"random-walk", "robust-har", "har", "har-universal"}
     assert [(f["symbol"], f["step"]) for f in answer["failures"]] == [("TINYUSDT", "plan")]
@@ -89,21 +80,21 @@ def test_everything_promised_is_written_and_a_series_without_folds_is_named(aske
 
 
 def test_a_repeated_backtest_finds_its_fleets_and_gives_the_same_figures(asked):
-    first, _ = asked(InProcess(), architectures="har")
-    again, _ = asked(InProcess(), architectures="har")
+    first, _ = asked(in_process, architectures="har")
+    again, _ = asked(in_process, architectures="har")
     assert again == first
 
 
 def test_forecasts_that_no_repetition_reads_are_deleted_with_the_report(asked, home):
-    first, _ = asked(InProcess())
+    first, _ = asked(in_process)
     kept = {path.name for path in home.glob("fleets/*/members/*/*.npz")}
-    again, _ = asked(InProcess())
+    again, _ = asked(in_process)
     assert kept == {"test.npz"}
     assert again["pooled"] == first["pooled"]
 
 
 def test_a_training_that_ends_in_an_error_costs_its_own_models_only(asked):
-    answer, said = asked(Broken(), architectures="har")
+    answer, said = asked(broken, architectures="har")
     assert set(answer["pooled"]) == {"random-walk", "robust-har"}
     failed = [f for f in answer["failures"] if f["architecture"] == "har"]
     assert {(f["symbol"], f["step"], f["reason"]) for f in failed} == {
@@ -115,7 +106,7 @@ def test_a_training_that_ends_in_an_error_costs_its_own_models_only(asked):
 
 
 def test_a_causal_pipeline_passes_the_look_ahead_check(asked, records):
-    answer, said = asked(InProcess(), records[:2], architectures="har", check_lookahead=True)
+    answer, said = asked(in_process, records[:2], architectures="har", check_lookahead=True)
     assert answer["lookahead"].startswith("no look-ahead found: columns and windows of 2 coins, training")
     assert "har trained on shuffled features: ratio" in answer["lookahead"]
     assert answer["exit"] == 0
@@ -131,7 +122,7 @@ def test_a_stored_column_that_knows_the_next_candle_is_found(asked, home, record
     leaky = record.model_copy(
         update={"path": "leaky.parquet", "file_digest": file_digest(home / "leaky.parquet")}
     )
-    answer, _ = asked(InProcess(), [leaky], architectures="robust-har", check_lookahead=True)
+    answer, _ = asked(in_process, [leaky], architectures="robust-har", check_lookahead=True)
     assert "LOOK-AHEAD: AUSDT 1h: log_range_mean_1 differ" in answer["lookahead"]
     assert answer["exit"] == 3
 
@@ -143,7 +134,7 @@ def test_a_series_that_cannot_be_checked_for_look_ahead_is_named(asked, records,
         return KLINES[series]
 
     monkeypatch.setattr(audit, "read_klines", klines)
-    answer, _ = asked(InProcess(), records[:2], architectures="robust-har", check_lookahead=True)
+    answer, _ = asked(in_process, records[:2], architectures="robust-har", check_lookahead=True)
     assert answer["lookahead"].startswith("no look-ahead found: columns and windows of 1 coin, training")
     assert "AUSDT 1h could not be checked: no klines" in answer["lookahead"]
     assert [(f["symbol"], f["step"]) for f in answer["failures"]] == [("AUSDT", "evaluate")]
@@ -152,7 +143,7 @@ def test_a_series_that_cannot_be_checked_for_look_ahead_is_named(asked, records,
 
 def test_no_series_at_all_is_an_error_with_the_reasons(asked, records):
     with pytest.raises(CpbError) as failed:
-        asked(InProcess(), records[2:])
+        asked(in_process, records[2:])
     assert failed.value.code in ("no-series", "history")
 
 

@@ -10,8 +10,8 @@ from socket import create_server
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows import runner
-from flows.runner import check_server, server_in_use
+from flows import prefect
+from flows.prefect import check_server, server_in_use
 from schemas.errors import CpbError
 
 SECRET = "cpb:a-secret"
@@ -86,8 +86,8 @@ def test_nobody_listens():
 
 
 def test_a_server_that_never_answers(monkeypatch):
-    assert runner.ANSWER_WITHIN_S < 10
-    monkeypatch.setattr(runner, "ANSWER_WITHIN_S", 2)
+    assert prefect.ANSWER_WITHIN_S < 10
+    monkeypatch.setattr(prefect, "ANSWER_WITHIN_S", 2)
     with create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         with temporary_settings({PREFECT_API_URL: url}):
@@ -117,7 +117,7 @@ def test_whatever_prefect_would_use_counts(tmp_path, monkeypatch, where):
         (tmp_path / "prefect.toml").write_text(f'[api]\nurl = "{url}"\n')
     elif where == ".env":
         (tmp_path / ".env").write_text(f"PREFECT_API_URL={url}\n")
-    code = "from flows.runner import server_in_use; print(server_in_use())"
+    code = "from flows.prefect import server_in_use; print(server_in_use())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )

@@ -67,7 +67,7 @@ def test_what_the_server_does_not_have_and_no_server_are_said(asked, monkeypatch
     with pytest.raises(CpbError, match="has no deployment 'train-all/nothing'"):
         run("train-all/nothing")
     monkeypatch.setattr(services, "last_port", lambda: None)
-    monkeypatch.setattr("flows.runner.server_in_use", lambda: False)
+    monkeypatch.setattr("flows.prefect.server_in_use", lambda: False)
     with pytest.raises(CpbError, match="cpb deploy up"):
         run("hourly")
 

@@ -106,7 +106,15 @@ def test_the_readme_is_a_screen_with_its_commands_and_the_house_has_every_room()
     assert not missing
 
 
-CORE = ("tasks", "tasks/market", "tasks/signals", "tasks/training", "tasks/judging", "cpbmodels/fleet")
+CORE = (
+    "flows",
+    "tasks",
+    "tasks/market",
+    "tasks/signals",
+    "tasks/training",
+    "tasks/judging",
+    "cpbmodels/fleet",
+)
 
 
 def test_the_map_of_the_core_has_a_line_for_each_file():

@@ -67,7 +67,7 @@ class Page:
 
 
 def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
-    from flows.runner import in_prefect
+    from flows.prefect import in_prefect
     from flows.train_all import train_all
     from schemas.run import RunSpec
 

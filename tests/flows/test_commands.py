@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from flows.runner import Summary
+from flows.run import Run
 from schemas.backtesting import BacktestSpec
 from schemas.forecasting import ForecastSpec
 from schemas.handover import Publication
@@ -70,7 +70,7 @@ def test_publish_takes_one_market(cpb, monkeypatch, words, market, repo):
 def test_forecast_takes_the_scope(cpb, monkeypatch):
     seen = []
 
-    def run_forecast(spec, steps, report):
+    def run_forecast(spec, report):
         seen.append(spec)
         return {"exit": 3}
 
@@ -124,17 +124,17 @@ def test_a_command_runs_directly_or_on_the_server_in_use_and_demo_always_directl
 ):
     seen = []
 
-    def directly(spec, steps, report):
+    def directly(spec, report):
         seen.append(("directly", spec))
-        return Summary(run_id="r1") if module == "train_all" else {"run_id": "r1", "exit": 0}
+        return Run("train-all", report, run_id="r1") if module == "train_all" else {"run_id": "r1", "exit": 0}
 
     def in_prefect(_flow, spec):
         seen.append(("on the server", spec))
         return {"run_id": "r2", "exit": 3}
 
     monkeypatch.setattr(f"flows.{module}.run_{module}", directly)
-    monkeypatch.setattr("flows.runner.in_prefect", in_prefect)
-    monkeypatch.setattr("flows.runner.server_in_use", lambda: server)
+    monkeypatch.setattr("flows.prefect.in_prefect", in_prefect)
+    monkeypatch.setattr("flows.prefect.server_in_use", lambda: server)
     code, told = cpb(*words)
     if server and words != ["demo"]:
         assert (code, told["run_id"], seen) == (3, "r2", [("on the server", spec)])

@@ -12,8 +12,9 @@ from rich.console import Console
 
 import flows
 from cpbmodels.errors import printable
-from flows.console import Column, Display, echo, emit, print_table, show
-from flows.runner import RunLogHandler
+from flows.console import Column, echo, emit, print_table, show
+from flows.prefect import RunLogHandler
+from flows.progress import Display
 from schemas.errors import counted
 from tasks.running.progress import Progress
 

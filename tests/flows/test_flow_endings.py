@@ -1,18 +1,26 @@
 """How a flow ends where a step fails: what MLflow and the user are told."""
 
 import signal
+from contextlib import contextmanager
 
 import pytest
 from mlflow.exceptions import MlflowException
 from prefect.exceptions import TerminationSignal
 
-from flows.runner import Summary
-from flows.train_all import run_of
+from flows.run import flow_run
 from schemas.errors import CpbError
 from schemas.failure import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.store import open_store
+
+
+@contextmanager
+def running(run_id, report=print):
+    """A flow at its run in MLflow."""
+    with flow_run("train-all", report) as run:
+        run.run_id = run_id
+        yield run
 
 
 @pytest.fixture
@@ -24,7 +32,7 @@ def store(tmp_path, monkeypatch):
 
 def test_a_store_that_is_away_is_not_asked_again_to_mark_the_run(store):
     run = start_parent("k", {})
-    with pytest.raises(CpbError), run_of(run.run_id):
+    with pytest.raises(CpbError), running(run.run_id):
         raise MlflowException("the server cannot be reached")
     assert store.client.get_run(run.run_id).info.status == "RUNNING"
     assert start_parent("k", {}).run_id == run.run_id  # the same command goes on with it
@@ -32,7 +40,7 @@ def test_a_store_that_is_away_is_not_asked_again_to_mark_the_run(store):
 
 def test_a_run_that_ends_in_an_error_is_marked_failed_and_can_be_repeated(store):
     run = start_parent("k", {})
-    with pytest.raises(CpbError, match="no fleet"), run_of(run.run_id):
+    with pytest.raises(CpbError, match="no fleet"), running(run.run_id):
         raise CpbError("no fleet could be trained")
     failed = store.client.get_run(run.run_id)
     assert failed.info.status == "FAILED"
@@ -50,7 +58,7 @@ def test_what_a_failed_run_has_left_open_fails_with_it(store):
     done, fleet = (start_fleet(run.run_id, name, name) for name in ("gru", "har"))
     finish(done.run_id)
     other = start_parent("other", {})
-    with pytest.raises(CpbError), run_of(run.run_id):
+    with pytest.raises(CpbError), running(run.run_id):
         raise CpbError("no space")
     ended = [store.client.get_run(run.run_id) for run in (run, fleet, done, other)]
     assert [run.info.status for run in ended] == ["FAILED", "FAILED", "FINISHED", "RUNNING"]
@@ -59,22 +67,34 @@ def test_what_a_failed_run_has_left_open_fails_with_it(store):
 
 
 def test_a_run_with_failures_is_partial_and_names_each_reason_once(store):
-    run, summary, said = start_parent("k", {}), Summary(), []
+    opened, said = start_parent("k", {}), []
     models = [ModelId("gru", "default", SeriesId("spot", f"{coin}USDT", "1h"), 1) for coin in "ABCDE"]
-    summary.add([Failure.of(model, "train", "memory ran out") for model in models[:3]], said.append)
-    summary.add([Failure.of(model, "evaluate", f"{model}: not finite") for model in models[3:]], said.append)
-    summary.add([Failure.of(models[0].series, "forecast", "stale")], said.append)
-    finish(run.run_id, *summary.outcome({"warnings": "slow"}))
-    tags = store.client.get_run(run.run_id).data.tags
+    with running(opened.run_id, said.append) as run:
+        run.warnings.append("slow")
+        run.add(Failure.of(model, "train", "memory ran out") for model in models[:3])
+        run.add(Failure.of(model, "evaluate", f"{model}: not finite") for model in models[3:])
+        run.add([Failure.of(models[0].series, "forecast", "stale")])
+    tags = store.client.get_run(opened.run_id).data.tags
     assert (tags["outcome"], tags["warnings"]) == ("partial", "slow")
     assert tags["reason"] == (
         "gru/AUSDT/1h (default) in train: memory ran out (and 2 more); gru/DUSDT/1h (default) in evaluate: not finite "
         "(and 1 more); AUSDT 1h in forecast: stale"
     )
     assert len(said) == 6
-    summary.add([Failure.of(None, "publish", "the Hub is away")], said.append)
-    assert summary.reasons.endswith("; and 1 more")
-    assert Summary().outcome() == ("complete", {"reason": None})
+    with run.attempt("publish"):
+        raise CpbError("the Hub is away")
+    assert run.reasons.endswith("; and 1 more")
+    assert (len(said), run.exit_code) == (7, 3)
+
+
+def test_a_run_without_failures_is_complete_and_has_no_reason(store):
+    opened = start_parent("k", {})
+    with running(opened.run_id) as run:
+        pass
+    ended = store.client.get_run(opened.run_id)
+    assert (ended.info.status, ended.data.tags["outcome"]) == ("FINISHED", "complete")
+    assert not {"reason", "warnings"} & set(ended.data.tags)
+    assert run.exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +109,7 @@ def test_an_interrupted_run_and_what_is_open_below_it_are_killed_and_can_be_repe
     ).info.run_id
     other = start_parent("other", {})
 
-    with pytest.raises(type(interrupt)), run_of(run.run_id):
+    with pytest.raises(type(interrupt)), running(run.run_id):
         raise interrupt
 
     ids = (run.run_id, fleet.run_id, member, done.run_id, other.run_id)

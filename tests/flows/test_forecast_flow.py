@@ -6,8 +6,8 @@ import pytest
 from prefect.states import State
 
 from flows.forecast import _is_untrained, forecast_flow, run_forecast
-from flows.runner import NOT_YET, Runner
-from schemas.errors import CpbError, UsageError
+from flows.prefect import NOT_YET
+from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.failure import Failure
 from schemas.forecasting import ForecastSpec
 from schemas.identity import SeriesId
@@ -38,41 +38,29 @@ def test_the_scheduled_run_before_any_training_is_complete_and_says_so(store):
 def test_a_person_who_asks_for_it_meets_an_error():
     open_store()
     with pytest.raises(CpbError) as caught:
-        run_forecast(ForecastSpec(**SCOPE), Runner(), report=lambda text: None)
+        run_forecast(ForecastSpec(**SCOPE), report=lambda text: None)
     assert (caught.value.code, caught.value.exit_code) == ("no-champion", 1)
     assert "there is no champion of BTC at 1h in market spot yet" in str(caught.value)
     assert str(caught.value).endswith("as in `cpb train-all --coins BTCUSDT --timeframes 1h`")
     with pytest.raises(CpbError, match=r"as in `cpb train-all --market um --timeframes 4h`$"):
-        run_forecast(ForecastSpec(timeframes="4h", market="um"), Runner(), report=lambda text: None)
+        run_forecast(ForecastSpec(timeframes="4h", market="um"), report=lambda text: None)
 
 
 def test_a_registry_without_any_champion_is_one_plain_sentence():
     open_store()
     with pytest.raises(CpbError) as caught:
-        run_forecast(ForecastSpec(), Runner(), report=lambda text: None)
+        run_forecast(ForecastSpec(), report=lambda text: None)
     assert str(caught.value) == (
         "no forecast could be made: there is no champion in market spot yet; "
         "name another with --source or --market, or train first, as in `cpb train-all`"
     )
 
 
-def test_a_champion_that_is_damaged_is_not_called_missing():
-    class Steps:
-        def one(self, step, *_):
-            return Serving(
-                (),
-                (
-                    Failure(
-                        step="publish",
-                        reason="it is damaged",
-                        code="damaged",
-                        series=SeriesId("spot", "BTCUSDT", "1h"),
-                    ),
-                ),
-            )
-
+def test_a_champion_that_is_damaged_is_not_called_missing(monkeypatch):
+    failure = Failure.of(SeriesId("spot", "BTCUSDT", "1h"), "publish", DamagedError("it is damaged"))
+    monkeypatch.setattr("flows.forecast.champions", lambda market: Serving((), (failure,)))
     with pytest.raises(CpbError) as caught:
-        run_forecast(ForecastSpec(**SCOPE), Steps(), report=lambda text: None)
+        run_forecast(ForecastSpec(**SCOPE), report=lambda text: None)
     assert (str(caught.value), caught.value.code) == ("no forecast could be made: it is damaged", "damaged")
 
 
@@ -88,50 +76,48 @@ def test_the_scheduled_run_does_not_call_a_damaged_champion_untrained(monkeypatc
 def test_a_misspelt_coin_is_called_unknown():
     open_store()
     with pytest.raises(UsageError, match="has nothing of BTCCUSDT; check the name"):
-        run_forecast(ForecastSpec(**SCOPE | {"coins": "BTCC"}), Runner(), report=lambda text: None)
+        run_forecast(ForecastSpec(**SCOPE | {"coins": "BTCC"}), report=lambda text: None)
 
 
 class Stopped(Exception):
     """Ends a flow at its first step."""
 
 
-def ingested(champions, **asked):
+def ingested(monkeypatch, champions, **asked):
     """Return the series that a forecast of these champions brings up to date first."""
     seen = []
 
-    class Steps:
-        def one(self, step, scope, *_):
-            if step.name == "champions":
-                return Serving(packaged, ())
-            seen.append(scope)
-            raise Stopped
+    def ingest(scope, tail):
+        seen.append(scope)
+        raise Stopped
 
+    monkeypatch.setattr("flows.forecast.champions", lambda market: Serving(packaged, ()))
+    monkeypatch.setattr("flows.forecast.ingest", ingest)
     packaged = [SimpleNamespace(series=series) for series in champions]
     with pytest.raises(Stopped):
-        run_forecast(ForecastSpec(source="sim", **asked), Steps(), report=lambda text: None)
+        run_forecast(ForecastSpec(source="sim", **asked), report=lambda text: None)
     assert {series.timeframe for series in seen[0].series} == set(seen[0].timeframes)
     return sorted(seen[0].series)
 
 
-def test_only_pairs_with_a_champion_are_ingested():
+def test_only_pairs_with_a_champion_are_ingested(monkeypatch):
     pairs = sorted([SeriesId("sim", "BTCUSDT", "1h"), SeriesId("sim", "ETHUSDT", "15m")])
-    assert ingested(pairs, coins="BTC,ETH,XRP", timeframes="15m,1h") == pairs
+    assert ingested(monkeypatch, pairs, coins="BTC,ETH,XRP", timeframes="15m,1h") == pairs
 
 
-def test_without_a_scope_every_champion_forecasts():
+def test_without_a_scope_every_champion_forecasts(monkeypatch):
     some = [SeriesId("sim", f"C{n}USDT", "4h" if n % 3 else "1h") for n in range(60)]
-    assert ingested(some) == sorted(some)
-    assert ingested(some, coins="C1,C3") == sorted([some[1], some[3]])
-    assert ingested(some, timeframes="1h") == sorted(some[::3])
+    assert ingested(monkeypatch, some) == sorted(some)
+    assert ingested(monkeypatch, some, coins="C1,C3") == sorted([some[1], some[3]])
+    assert ingested(monkeypatch, some, timeframes="1h") == sorted(some[::3])
 
 
-def test_where_there_were_forecasts_the_loss_of_the_champions_is_an_error(home, monkeypatch):
+def test_where_there_were_forecasts_the_loss_of_the_champions_is_an_error(home):
     folder = SeriesId("spot", "BTCUSDT", "1h").folder(home, "forecasts")
     folder.mkdir(parents=True)
     (folder / "2025-06.parquet").write_bytes(b"")
     open_store()
 
-    monkeypatch.setattr(Runner, "_call", lambda self, step: step.fn)  # without a server of Prefect
     lost, other = forecast_flow.fn(**SCOPE), forecast_flow.fn(**SCOPE | {"coins": "ETH"})
 
     assert (lost.type, lost.name) == ("FAILED", "Failed")

@@ -6,7 +6,7 @@ import pytest
 from prefect import flow
 from prefect.utilities.callables import parameter_schema
 
-from flows.runner import flow_parameters
+from flows.prefect import flow_parameters
 from schemas.backtesting import BacktestSpec
 from schemas.run import RunSpec
 from tests.tools.flow_options import CASES

@@ -7,15 +7,15 @@ import sys
 import pytest
 from rich.console import Console
 
-from flows.console import Display, shown_progress
+from flows.progress import Display, shown_progress
 from tasks.running.parallel import run_each
 from tasks.running.progress import NOT_ENDED, report_line, report_progress, reporting, reports_to
 from tests.tools.terminal import Terminal
 
 PROGRAM = """
 import time
-from flows.console import shown_progress
-from tasks.running.progress import report_progress, report_line
+from flows.progress import shown_progress
+from tasks.running.parallel import report_progress, report_line
 with shown_progress("train"):
     input()
     report_line("training gru on cpu (2 cores)")
@@ -101,7 +101,7 @@ def test_without_a_terminal_lines_are_printed(display, capsys, monkeypatch):
 
 
 def test_lines_come_by_themselves_as_long_as_the_block_lasts(capsys, monkeypatch):
-    monkeypatch.setattr("flows.console.LINE_EVERY_S", 0.01)
+    monkeypatch.setattr("flows.progress.LINE_EVERY_S", 0.01)
     with shown_progress("train"), shown_progress("flow"):
         for _ in range(2000):
             if (seen := capsys.readouterr().err) or _wait():

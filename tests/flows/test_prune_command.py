@@ -5,8 +5,8 @@ import json
 import pytest
 
 from flows import cli
-from flows.runner import Summary
-from flows.train_all import _prune
+from flows.housekeeping import prune_if_asked
+from flows.run import Run
 from schemas.errors import BusyError, CpbError
 from schemas.run import RunSpec
 from tasks.tracking.prune import PruneReport
@@ -34,10 +34,10 @@ def test_the_command_deletes_with_yes_alone_and_says_what_stays(monkeypatch, tmp
 
 @pytest.fixture
 def nightly(monkeypatch, tmp_path):
-    """Prune at the end of a run, with this result or error; give the summary and what was said."""
+    """Prune at the end of a run, with this result or error; give the run and what was said."""
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
     finished, said = [], []
-    monkeypatch.setattr("flows.train_all.finish", lambda *given: finished.append(given))
+    monkeypatch.setattr("flows.run.finish", lambda *given: finished.append(given))
 
     def run(result):
         def prune(home, *, dry_run):
@@ -46,31 +46,31 @@ def nightly(monkeypatch, tmp_path):
                 raise result
             return result
 
-        monkeypatch.setattr("flows.train_all.prune", prune)
-        summary = Summary(run_id="r")
-        _prune(RunSpec(preset="smoke", prune=True), summary, said.append)
-        return summary, said, finished
+        monkeypatch.setattr("flows.housekeeping.prune", prune)
+        night = Run("train-all", said.append, run_id="r")
+        prune_if_asked(night, RunSpec(preset="smoke", prune=True))
+        return night, said, finished
 
     return run
 
 
 def test_a_nightly_run_says_what_it_pruned(nightly):
-    summary, (line,), finished = nightly(PruneReport(dry_run=False, runs=16))
-    assert (summary.exit_code, finished, line) == (0, [], "pruning: deleted 16 runs and 0 versions")
+    night, (line,), finished = nightly(PruneReport(dry_run=False, runs=16))
+    assert (night.exit_code, finished, line) == (0, [], "pruning: deleted 16 runs and 0 versions")
 
 
 def test_another_run_at_work_is_no_failure(nightly):
-    summary, (line,), finished = nightly(BusyError("run x is being written"))
-    assert (summary.exit_code, finished) == (0, [])
+    night, (line,), finished = nightly(BusyError("run x is being written"))
+    assert (night.exit_code, finished) == (0, [])
     assert "nothing was pruned" in line
 
 
 @pytest.mark.parametrize("error", [CpbError("it is locked", code="database-locked"), PermissionError("no")])
 def test_a_failed_pruning_makes_the_run_partial(nightly, error):
-    summary, _, finished = nightly(error)
-    (failure,) = summary.failures
+    night, _, finished = nightly(error)
+    (failure,) = night.failures
     assert (failure.step, failure.series) == ("prune", None)
-    assert finished == [("r", "partial", {"reason": f"the run in prune: {error}"})]
+    assert finished == [("r", "partial", {"reason": f"the run in prune: {error}", "warnings": None})]
 
 
 def test_the_nightly_deployment_prunes_and_no_other_does():
@@ -84,6 +84,6 @@ def test_the_nightly_deployment_prunes_and_no_other_does():
 
 
 def test_pruning_is_no_part_of_what_a_run_is():
-    from flows.train_all import _run_key
+    from tasks.tracking.flow_log import _run_key
 
     assert _run_key(RunSpec(preset="smoke", prune=True), [], []) == _run_key(RunSpec(preset="smoke"), [], [])

@@ -4,11 +4,12 @@ import json
 import shlex
 import sys
 import zlib
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from flows.runner import Summary
+from flows.run import Run
 from schemas.fleets import FleetSpec
 from schemas.handover import FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
@@ -92,21 +93,23 @@ def trained(tmp_path, monkeypatch):
         verdict="better than the random walk",
         fleet=FleetSpec(architecture="gru", preset="smoke"),
     )
-    training = SimpleNamespace(
-        summary=Summary(run_id="parent"),
-        results=[[shard]],
-        judged=[FleetJudgement(key="0f", architecture="gru", run_id="f", judgements=(judgement,))],
-        in_use=SimpleNamespace(release=lambda: None),
-    )
+    judged = FleetJudgement(key="0f", architecture="gru", run_id="f", judgements=(judgement,))
     asked = {}
+    told = SimpleNamespace(asked=asked, shard=shard, judged=judged, home=tmp_path)
 
-    def run_training(spec, steps, report, **options):
-        asked.update(options, spec=spec)
-        return training
+    def plan_training(run, spec, engine):
+        run.run_id = "parent"
 
-    monkeypatch.setattr(train_one, "run_training", run_training)
-    monkeypatch.setattr(train_one, "finish", lambda run_id, *outcome: asked.update(finished=run_id))
-    return SimpleNamespace(asked=asked, training=training, home=tmp_path)
+    def train_and_score(run, spec, planned, engine, keeper, resume):
+        asked.update(name=run.name, spec=spec, resume=resume)
+        return [[told.shard]], [told.judged]
+
+    monkeypatch.setattr(train_one, "check_records", lambda *_: None)
+    monkeypatch.setattr(train_one, "opened_engine", lambda spec: nullcontext())
+    monkeypatch.setattr(train_one, "plan_training", plan_training)
+    monkeypatch.setattr(train_one, "train_and_score", train_and_score)
+    monkeypatch.setattr("flows.run.finish", lambda run_id, *outcome: asked.update(finished=run_id))
+    return told
 
 
 def test_it_prints_the_member_and_its_scores(trained, end_of):
@@ -240,10 +243,10 @@ CLASSES = {"test_accuracy": 0.412, "test_macro_f1": 0.3811, "test_majority_accur
 
 
 def test_of_a_classifier_its_accuracy_is_told_and_no_forecast_is_promised(trained, cpb_here, end_of):
-    (judged,) = trained.training.judged
+    judged = trained.judged
     (judgement,) = judged.judgements
     judgement = judgement.model_copy(update={"metrics": METRICS | CLASSES})
-    trained.training.judged = [judged.model_copy(update={"judgements": (judgement,)})]
+    trained.judged = judged.model_copy(update={"judgements": (judgement,)})
     words = ["BTC", "1h", "--arch", "classifier-gru", "--source", "sim"]
     lines = cpb_here("train", *words)[2].splitlines()
     assert lines[1] == (
@@ -271,11 +274,11 @@ def test_a_run_of_classifiers_alone_has_no_board_and_is_no_failure(cpb_here, mon
 
 
 def test_without_epochs_there_is_no_loss_to_follow(trained, cpb_here):
-    ((shard,),) = trained.training.results
+    shard = trained.shard
     (member,) = shard.members
     report = member.report | {"stopped": "closed_form", "epochs_run": 1, "best_epoch": 1}
     member = member.model_copy(update={"history": member.history[:1], "report": report})
-    trained.training.results = [[shard.model_copy(update={"members": (member,)})]]
+    trained.shard = shard.model_copy(update={"members": (member,)})
     lines = cpb_here("train", "BTC", "1h", "--arch", "robust-har", "--source", "sim")[2].splitlines()
     assert lines[1] == "  cost    66.5 s, 10 windows/s on cpu, at most 5 MB of memory"
 
@@ -331,7 +334,6 @@ def test_the_next_command_gives_the_same_options(given, trained, cpb_here, monke
     (tmp_path / "mine.toml").write_text(
         'architectures = ["gru"]\nbase = "smoke"\nseeds = 2\n[options]\nhidden_dim = 8\n'
     )
-    monkeypatch.setattr("flows.train_one.mirror_to_wandb", lambda *_: None)
     code, _, err = cpb_here("train", *shlex.split(given))
     assert code == 0, err
     command = err.splitlines()[-1].removeprefix("  next    ").partition("   (")[0]
@@ -339,7 +341,7 @@ def test_the_next_command_gives_the_same_options(given, trained, cpb_here, monke
 
     def train_all(spec, *_):
         made.append(spec)
-        return Summary(run_id="r").as_json()
+        return Run("train-all", print, run_id="r").as_json()
 
     monkeypatch.setattr("flows.cli.train._train_all", train_all)
     program, *words = shlex.split(command)

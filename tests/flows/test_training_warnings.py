@@ -1,6 +1,6 @@
 """What a person is told of a training beside its figures."""
 
-from flows.runner import fleet_warnings, member_warnings
+from flows.sentences import fleet_warnings, member_warnings
 from schemas.handover import ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 

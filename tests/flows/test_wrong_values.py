@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flows.cli.options import BY_SET
-from flows.runner import flow_parameters
+from flows.prefect import flow_parameters
 from schemas import scope
 from schemas.backtesting import BacktestSpec
 from schemas.errors import UsageError

@@ -29,7 +29,7 @@ def stored(tmp_path, monkeypatch):
 @pytest.fixture
 def cpb(stored, monkeypatch, cpb_here):
     def run(*words):
-        monkeypatch.setattr("flows.runner.Runner", Steps)
+        Steps().stand_in(monkeypatch)
         code, out, err = cpb_here("forecast", "--as-of", "2025-05-31T20:25", *words)
         assert code == 0
         return SimpleNamespace(out=out, err=err)
@@ -37,9 +37,10 @@ def cpb(stored, monkeypatch, cpb_here):
     return run
 
 
-def test_what_was_stored_before_is_given_and_said(stored):
+def test_what_was_stored_before_is_given_and_said(stored, monkeypatch):
     said = []
-    result = run_forecast(ForecastSpec(as_of="2025-05-31T20:25"), Steps(), said.append)
+    Steps().stand_in(monkeypatch)
+    result = run_forecast(ForecastSpec(as_of="2025-05-31T20:25"), said.append)
     assert {row["issued_at"] for row in result["rows"]} == {START}  # the newest of each
     assert [row["step"] for row in result["rows"]] == [*range(1, 11)] * 2
     assert (result["new_rows"], [model["verdict"] for model in result["models"]]) == (0, [VERDICT] * 2)
@@ -71,7 +72,7 @@ def standing(stored, monkeypatch):
     """A newer forecast of each coin: before BTC's the last 7 candles stand still, before PEPE's 5."""
     for series, last, still in ((BTC, 104_321.5, 7), (PEPE, 8.25e-6, 5)):
         append(stored, series, rows_at(1, last, series, standing=still))
-    monkeypatch.setattr("flows.runner.Runner", Steps)
+    Steps().stand_in(monkeypatch)
     return stored
 
 
@@ -118,22 +119,24 @@ class WithoutForecasts(Steps):
         self.failures = (Failure.of(BTC, "forecast", reason),) if reason else ()
 
     def one(self, step, scope, *_):
-        return ForecastBatch(failures=self.failures) if step.name == "forecast" else super().one(step, scope)
+        return ForecastBatch(failures=self.failures) if step == "forecast" else super().one(step, scope)
 
 
 @pytest.mark.parametrize(
     "reason", ["", "no space left on the disk; free some", "give a later --as-of, or none"]
 )
-def test_training_is_advised_only_where_no_other_reason_is_known(stored, reason):
+def test_training_is_advised_only_where_no_other_reason_is_known(stored, monkeypatch, reason):
+    WithoutForecasts(reason).stand_in(monkeypatch)
     with pytest.raises(CpbError) as caught:
-        run_forecast(ForecastSpec(as_of="2025-05-31T20:25"), WithoutForecasts(reason), print)
+        run_forecast(ForecastSpec(as_of="2025-05-31T20:25"), print)
     assert str(caught.value).endswith(reason or "train first, as in `cpb train-all`")
     assert ("train first" in str(caught.value)) is (not reason)
 
 
-def test_old_candles_are_called_stale_not_failed(stored):
+def test_old_candles_are_called_stale_not_failed(stored, monkeypatch):
+    Steps().stand_in(monkeypatch)
     said = []
-    result = run_forecast(ForecastSpec(as_of="2025-06-05T20:25"), Steps(), said.append)
+    result = run_forecast(ForecastSpec(as_of="2025-06-05T20:25"), said.append)
     assert [line.split(" in ")[0] for line in said[:2]] == ["STALE BTCUSDT 1h", "STALE PEPEUSDT 1h"]
     assert (result["exit"], len(result["failed"])) == (3, 2)
 

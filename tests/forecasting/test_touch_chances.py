@@ -112,7 +112,7 @@ def test_a_model_without_a_table_and_a_damaged_model_say_so(home, member):
 
 
 def command(monkeypatch, *words):
-    monkeypatch.setattr("flows.runner.Runner", Steps)
+    Steps().stand_in(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["cpb", "forecast", *words, "--as-of", "2025-05-31T20:25"])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+from flows.run import flow_run
 from schemas.decision import Decision, ModelRef
 from schemas.errors import CpbError, UsageError
 from schemas.failure import Failure
 from schemas.identity import ModelId, SeriesId
 from schemas.ledger import Alarm
 from tasks import notices
-from tasks.notices import DEADLINE_S, MAX_LINES, Told, send_test, services, tell_outcome
+from tasks.notices import DEADLINE_S, MAX_LINES, Told, send_test, services
 from tasks.storage.records import find_record, write_record
 from tests.tools.inbox import inbox as serve_inbox
 
@@ -25,7 +26,7 @@ SECRETS = ("sesame", "token-abc", "geheim", "ping-secret")
 
 def run(home, error=None, **outcome):
     """A run of the main job that ends like this."""
-    with tell_outcome("train-all") as told:
+    with flow_run("train-all", print, notify=True) as told:
         for name, value in outcome.items():
             setattr(told, name, value)
         if error:
@@ -105,7 +106,7 @@ def test_switches_and_drift_are_told_in_one_message_and_refreshes_are_not(inbox,
 
 def test_nothing_is_told_of_a_good_run_or_one_that_a_person_interrupted(inbox, home):
     run(home)
-    with pytest.raises(KeyboardInterrupt), tell_outcome("train-all"):
+    with pytest.raises(KeyboardInterrupt), flow_run("train-all", print, notify=True):
         raise KeyboardInterrupt
     assert inbox.messages == []
 

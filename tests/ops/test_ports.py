@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows import runner
+from flows import prefect
 from flows.deploy import services
 from flows.ops.passwords import make_password
 from flows.ops.ports import TAKEN, bind_shared, hold
@@ -104,26 +104,26 @@ def test_the_password_goes_to_no_other_program(tmp_path, monkeypatch):
 
 
 def test_a_flow_run_holds_the_port_of_its_server_until_its_process_ends(monkeypatch):
-    monkeypatch.setattr(runner, "_HELD", {})
+    monkeypatch.setattr(prefect, "_HELD", {})
     port = free_port()
     url, secret = f"http://{LOOPBACK}:{port}/api", "cpb:secret"
     with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: secret}):
-        runner.hold_server()
-        runner.hold_server()
-    with closing(runner._HELD[port]), pytest.raises(OSError, match="in use"):
+        prefect.hold_server()
+        prefect.hold_server()
+    with closing(prefect._HELD[port]), pytest.raises(OSError, match="in use"):
         listening(port, socket.SO_REUSEADDR)
     # nothing is held without a password, on another host, or beside a server that does not share its port
     for api, auth in ((url, None), (f"http://example.org:{port}", secret), ("http://127.0.0.1:x", secret)):
-        monkeypatch.setattr(runner, "_HELD", {})
+        monkeypatch.setattr(prefect, "_HELD", {})
         with temporary_settings({PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: auth}):
-            runner.hold_server()
-        assert runner._HELD == {}
+            prefect.hold_server()
+        assert prefect._HELD == {}
     with (
         closing(listening(port, socket.SO_REUSEADDR)),
         temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: secret}),
     ):
-        runner.hold_server()
-    assert runner._HELD == {}
+        prefect.hold_server()
+    assert prefect._HELD == {}
 
 
 def test_the_worker_sends_nothing_where_it_cannot_hold_the_port(tmp_path):

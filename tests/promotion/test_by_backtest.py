@@ -3,7 +3,6 @@
 import pytest
 
 from flows.backtest import run_backtest
-from flows.runner import Runner
 from schemas.backtesting import BacktestSpec
 from schemas.errors import UsageError
 from schemas.fleets import FleetSpec
@@ -45,7 +44,7 @@ def short(monkeypatch):
 
 def backtest(**changed):
     said = []
-    return run_backtest(spec(**changed), Runner(), said.append), said
+    return run_backtest(spec(**changed), said.append), said
 
 
 def test_the_recipe_planned_is_the_recipe_trained(trainer):

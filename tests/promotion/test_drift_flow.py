@@ -6,7 +6,6 @@ from typer.testing import CliRunner
 
 from flows.cli.app import _app
 from flows.forecast import run_forecast
-from flows.runner import Runner
 from schemas.forecasting import ForecastSpec
 from tasks.forecasting.watch import keep, read_watch
 from tests.tools.promotion_tools import BTC, ETH, SECOND
@@ -18,7 +17,7 @@ def hour(**options):
     spec = ForecastSpec(
         **{"coins": "BTC,ETH", "timeframes": "1h", "source": "sim", "as_of": SECOND} | options
     )
-    return run_forecast(spec, Runner(), said.append), said, spec.scope.home
+    return run_forecast(spec, said.append), said, spec.scope.home
 
 
 def test_the_flow_looks_at_every_champion_and_tells_of_one_that_has_drifted(trainer):

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from cpbmodels.fleet.fleet import Fleet
-from flows.runner import Runner
 from flows.train_all import run_train_all
 from flows.train_one import train_one
 from schemas.errors import CpbError
@@ -91,7 +90,7 @@ def trainer(ingested, tmp_path, monkeypatch):
 def run(**options):
     said = []
     spec = RunSpec(**SPEC.model_dump() | options)
-    return run_train_all(spec, Runner(), said.append), said
+    return run_train_all(spec, said.append), said
 
 
 def statuses():
@@ -413,7 +412,7 @@ def test_a_run_of_which_nothing_could_be_trained_is_recorded_with_every_member(t
     trainer.before = die
     monkeypatch.setattr("tasks.steps.RETRY_WAIT_S", 0)
     spec = RunSpec(**SPEC.model_dump() | ({"coins": "BTC", "architectures": "linear"} if one else {}))
-    begin = partial(train_one, spec, resume=None) if one else partial(run_train_all, spec, Runner())
+    begin = partial(train_one, spec, resume=None) if one else partial(run_train_all, spec)
     with pytest.raises(CpbError, match="no model could be trained; the first reason: linear/sim-BTC") as end:
         begin(report=print)
     assert end.value.code == "no-model"
@@ -439,7 +438,7 @@ def test_a_fleet_of_which_no_member_could_be_judged_is_recorded_as_failed(traine
 
 
 def test_a_fault_in_the_middle_of_the_record_leaves_no_run_open(trainer, monkeypatch):
-    monkeypatch.setattr("tasks.evaluate.log_members", lambda *_: 1 / 0)
+    monkeypatch.setattr("tasks.tracking.fleet_log.log_members", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run()
     ended = [*recorded("flow"), *recorded("fleet")]

@@ -9,14 +9,14 @@ import polars as pl
 import pytest
 
 from flows.backtest import run_backtest
-from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.backtesting import BacktestSpec
 from schemas.errors import CpbError
 from schemas.home import home_folder
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.steps import fleets_to_train, plan
+from tasks.promotion.night import fleets_to_train
+from tasks.steps import plan
 from tasks.tracking.calls import search
 from tasks.tracking.champions import champions
 from tasks.tracking.flow_runs import newest_flow_runs
@@ -69,7 +69,7 @@ def here(ingested, tmp_path, monkeypatch):
 def run(**options):
     said = []
     spec = RunSpec(**SCOPE | {"preset": "a.toml,b.toml,smoke", "architectures": "linear"} | options)
-    return run_train_all(spec, Runner(), said.append), said
+    return run_train_all(spec, said.append), said
 
 
 def runs(kind):
@@ -129,7 +129,7 @@ def test_a_run_with_a_file_needs_it_only_once_and_its_name_decides_nothing(here)
         Path(name).unlink()
     ids = set()
     for spec in (options, RunSpec(**json.loads(options.model_dump_json())), other):
-        summary = run_train_all(spec, Runner(), lambda _: None)
+        summary = run_train_all(spec, lambda _: None)
         assert summary.members == 4
         ids.add(summary.run_id)
     assert len(ids) == 1
@@ -179,7 +179,7 @@ def test_a_backtest_has_a_model_of_each_preset(here):
         baselines="random-walk",
     )
     said = []
-    answer = run_backtest(spec, Runner(), said.append)
+    answer = run_backtest(spec, said.append)
     (a, b), names = [name for name in answer["pooled"] if "+" in name], {"random-walk", "linear/smoke", "har"}
     assert {*answer["pooled"]} == names | {a, b}
     presets = {name: rows["1h"]["preset"] for name, rows in answer["pooled"].items()}

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
@@ -43,7 +42,7 @@ def night(as_of=FIRST, **options):
     """A run of the main job; its summary and what it said."""
     said = []
     spec = RunSpec(**SPEC.model_dump() | {"as_of": as_of} | options)
-    return run_train_all(spec, Runner(), said.append), said
+    return run_train_all(spec, said.append), said
 
 
 def aliases(series=BTC):

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 
 from flows.forecast import run_forecast
-from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.forecasting import ForecastSpec
 from schemas.identity import SeriesId
@@ -31,14 +30,14 @@ def hour(as_of: str = FIRST) -> ForecastSpec:
 
 def build() -> None:
     """Train, forecast and score in the home that the environment names."""
-    summary = run_train_all(spec(), Runner(), lambda _: None)
+    summary = run_train_all(spec(), lambda _: None)
     assert not summary.failures
-    run_forecast(hour(LATER), Runner(), lambda _: None)
+    run_forecast(hour(LATER), lambda _: None)
 
 
 def train_again():
     said = []
-    return run_train_all(spec(), Runner(), said.append), said
+    return run_train_all(spec(), said.append), said
 
 
 def cut(path):

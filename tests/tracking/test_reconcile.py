@@ -10,8 +10,8 @@ import pytest
 
 from tasks.storage.process_ids import ProcessId
 from tasks.tracking.dead_runs import MAX_SILENT_DAYS, reconcile
+from tasks.tracking.home_store import sqlite_path
 from tasks.tracking.runs import finish, start_fleet, start_parent
-from tasks.tracking.store import sqlite_path
 from tasks.tracking.tags import OPENED_AT, PARENT, PROCESS, REASON
 from tests.tools import fork_server
 from tests.tools.tracked_members import fleet_of, log_member, member

@@ -3,12 +3,12 @@
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
-from flows.train_all import start_run
 from schemas.fleets import FleetSpec
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.storage.process_ids import ProcessId
+from tasks.tracking.flow_log import start_flow
 from tasks.tracking.flow_runs import newest_flow_runs
 from tasks.tracking.runs import finish, start_parent
 from tasks.tracking.tags import PROCESS
@@ -33,7 +33,7 @@ def fleets(*architectures):
 def test_each_run_says_what_it_was_and_how_it_ended(store):
     spec = RunSpec(coins="BTC,ETH", timeframes="1h,15m", preset="smoke", source="sim", as_of="2025-06-06")
     of = records("sim", "BTCUSDT-1h", "ETHUSDT-1h", "BTCUSDT-15m")
-    run = start_run(spec, of, fleets("gru", "har"), "train-all")
+    run = start_flow(spec, of, fleets("gru", "har"), "train-all")
     finish(run.run_id, "partial")
     start_parent("k", {"coins": "all", "timeframes": "1h", "architectures": ["har"]}, name="train")
 
@@ -48,7 +48,7 @@ def test_each_run_says_what_it_was_and_how_it_ended(store):
 
 def test_a_run_without_an_end_that_was_asked_for_says_its_newest_candle(store):
     spec = RunSpec(coins="BTC", timeframes="1h", preset="smoke", source="sim")
-    start_run(spec, records("sim", "BTCUSDT-1h"), fleets("gru"), "train-all")
+    start_flow(spec, records("sim", "BTCUSDT-1h"), fleets("gru"), "train-all")
     start_parent("old", {}, {"as_of": "newest"})
     assert {run.as_of for run in newest_flow_runs(store, 5)} == {"2025-06-05", "newest"}
 

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from flows import train_all
-from flows.runner import Runner
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.tracking import wandb as module
@@ -89,7 +88,7 @@ def test_it_is_checked_before_anything_is_downloaded(store, nobody, monkeypatch)
     monkeypatch.setattr(train_all, "opened_engine", lambda spec: pytest.fail("it went on"))
     spec = RunSpec(coins="BTC", timeframes="1h", architectures="har", source="sim", wandb=True)
     with pytest.raises(module.UsageError, match="no API key"):
-        train_all.run_training(spec, Runner(), lambda line: None, keeper=None)
+        train_all.run_train_all(spec, lambda line: None)
 
 
 @pytest.mark.parametrize(("value", "wanted"), [("1", True), ("true", True), ("0", False), ("", False)])

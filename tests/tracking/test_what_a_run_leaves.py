@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.run import RunSpec
 from tasks.tracking import metrics
@@ -41,9 +40,9 @@ def made(tmp_path_factory):
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
         patch.chdir(place)
         train_by(patch, trainer.train_job)
-        run_train_all(SPEC, Runner(), lambda line: None)
+        run_train_all(SPEC, lambda line: None)
         alone = SPEC.model_dump() | {"architectures": "har", "overrides": {"epochs": 1}}
-        run_train_all(RunSpec(**alone), Runner(), lambda line: None)
+        run_train_all(RunSpec(**alone), lambda line: None)
         yield place
 
 

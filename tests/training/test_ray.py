@@ -5,19 +5,20 @@ import os
 import signal
 import subprocess
 import threading
+from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
-from flows.runner import Runner
-from flows.train_all import train_fleets
 from schemas.errors import CpbError
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
+from tasks import steps
 from tasks.running.progress import reports_to
 from tasks.steps import opened_engine
 from tasks.training import ray as engine_ray
+from tasks.training.queue import train_fleets
 from tasks.training.shard import RESULT, shard_folder
 from tests.tools.ray_cluster import ATTACK, ENVIRONMENT, PYTHON, ROOT, SmallCluster
 from tests.tools.small_shards import SPEC, copied, models, planned_in
@@ -79,7 +80,7 @@ def train(home, fleet, **options):
         patch.setenv("CPB_HOME", str(home))
         spec = RunSpec(**SPEC | LONG | options)
         with opened_engine(spec) as engine:
-            (results,) = train_fleets(spec, Runner(), engine, [fleet])
+            (results,) = train_fleets(engine, [fleet], partial(steps.train, spec, engine))
     return results
 
 

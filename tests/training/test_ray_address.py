@@ -8,11 +8,9 @@ import stat
 import pytest
 
 from cpbmodels.errors import pip_install
-from flows.runner import Runner
-from flows.train_all import run_training
+from flows.train_all import run_train_all
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
-from tasks.tracking.archive import Keeper
 from tasks.training.ray import check_cluster, environment, train_shard
 
 
@@ -76,7 +74,7 @@ def test_ray_that_is_not_installed_is_told_before_anything_is_fetched(monkeypatc
     with pytest.raises(
         CpbError, match=re.escape(f"package ray is not installed; run `{pip_install('ray>=2.52')}`")
     ):
-        run_training(spec, Runner(), print, keeper=Keeper(print))
+        run_train_all(spec, print)
 
 
 def test_a_full_disk_of_a_node_is_a_value_that_names_the_node(monkeypatch):

@@ -1,13 +1,13 @@
 """The same shards one by one, side by side, on several devices or after a loss: the same models to the last bit."""
 
 import threading
+from functools import partial
 
 import pytest
 
-from flows.runner import Runner
-from flows.train_all import train_fleets
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
+from tasks import steps
 from tasks.judging.fleet import judge_fleet
 from tasks.judging.judges import Judges
 from tasks.running.resident import WorkerProcess
@@ -15,6 +15,7 @@ from tasks.steps import opened_engine
 from tasks.storage import locks
 from tasks.training import local
 from tasks.training.local import Slots
+from tasks.training.queue import train_fleets
 from tasks.training.shard import shard_folder
 from tests.tools.small_shards import SPEC, copied, models, planned_in
 from tests.tools.trainer_tools import wait_until
@@ -44,7 +45,7 @@ def train(planned, tmp_path, monkeypatch):
         monkeypatch.setattr(local, "gpus_of", lambda device: slots.gpus)
         spec = RunSpec(**SPEC)
         with opened_engine(spec) as engine, Judges(engine.cores) as judges:
-            (results,) = train_fleets(spec, Runner(), engine, [fleet])
+            (results,) = train_fleets(engine, [fleet], partial(steps.train, spec, engine))
             judge_fleet(home / "sim", fleet, zip(fleet.shards, results, strict=True), judges)
         assert [len(result.members) for result in results if isinstance(result, ShardResult)] == [1, 1]
         return home / "sim"

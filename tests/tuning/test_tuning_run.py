@@ -12,7 +12,6 @@ import pytest
 optuna = pytest.importorskip("optuna")
 
 import cpbmodels  # noqa: E402
-from flows.runner import Runner  # noqa: E402
 from flows.tune import run_tune  # noqa: E402
 from schemas.errors import CpbError  # noqa: E402
 from schemas.run import RunSpec  # noqa: E402
@@ -54,7 +53,7 @@ def place(tmp_path, monkeypatch):
 
 def tune(**more):
     said = []
-    return run_tune(TuneSpec(**ASKED | more), Runner(), said.append), said
+    return run_tune(TuneSpec(**ASKED | more), said.append), said
 
 
 @pytest.mark.slow

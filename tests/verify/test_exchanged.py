@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 
 from flows.forecast import run_forecast
-from flows.runner import Runner
 from schemas.identity import SeriesId
 from tasks.signals.feature_files import write_features
 from tasks.steps import publish
@@ -108,7 +107,7 @@ def test_the_next_runs_mend_what_can_be_made_anew(stored, monkeypatch, kind):
     # the first names damaged candles, and the second fetches them again
     for day in ("2025-05-22", "2025-05-23"):
         train_again()
-        run_forecast(hour(day), Runner(), lambda _: None)
+        run_forecast(hour(day), lambda _: None)
     assert verify_all(stored, (MARKET,)).damaged == []
     assert train_again()[0].exit_code == 0
 

@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 
-from flows.runner import Runner
 from flows.train_all import run_train_all
 from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
@@ -22,7 +21,7 @@ def models(path):
 
 def train_again(home):
     said = []
-    summary = run_train_all(spec(), Runner(), said.append)
+    summary = run_train_all(spec(), said.append)
     return summary, said
 
 
@@ -55,7 +54,7 @@ def test_another_preset_leaves_the_rows_of_the_first(stored):
     path = stored / MARKET / "results.json"
     first = models(path)
     more = spec().model_copy(update={"overrides": {"epochs": 1}, "architectures": "linear"})
-    run_train_all(more, Runner(), lambda _: None)
+    run_train_all(more, lambda _: None)
     found = models(path)
     assert [row for row in found if row["preset"] == "smoke"] == first
     assert [row["architecture"] for row in found if row["preset"] != "smoke"] == ["linear", "linear"]

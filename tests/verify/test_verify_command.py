@@ -7,7 +7,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from flows.forecast import run_forecast
-from flows.runner import Runner
 from schemas.errors import BusyError, CpbError
 from tasks.storage.packaged import packaged_models
 from tasks.tracking.champions import champions
@@ -124,7 +123,7 @@ def test_a_damaged_month_makes_one_forecast_partial(stored, monkeypatch):
     flip(month)
     said = []
     with TestClient(create_app(stored), base_url="http://127.0.0.1:8000") as page:
-        result = run_forecast(hour("2025-05-23"), Runner(), said.append)
+        result = run_forecast(hour("2025-05-23"), said.append)
         assert (result["exit"], result["series"], len(result["failed"])) == (3, 1, 1)  # said once
         assert result["new_rows"] > 0
         assert any(line.startswith("FAILED ") and "restore it from a backup" in line for line in said)
@@ -134,9 +133,9 @@ def test_a_damaged_month_makes_one_forecast_partial(stored, monkeypatch):
             *(f"/api/{kind}/BTC/1h?market=sim" for kind in KINDS_OF_PAGE),
         ):
             assert page.get(path).status_code in (200, 404), path
-    assert run_forecast(hour("2025-05-23"), Runner(), said.append)["exit"] == 3
+    assert run_forecast(hour("2025-05-23"), said.append)["exit"] == 3
     month.write_bytes(whole)
-    assert run_forecast(hour("2025-05-23"), Runner(), said.append)["exit"] == 0
+    assert run_forecast(hour("2025-05-23"), said.append)["exit"] == 0
     assert verify_all(stored, (MARKET,)).is_good
 
 
@@ -144,7 +143,7 @@ def test_a_refusal_for_damage_names_one_command_only(stored):
     for model in (*champions(open_store(), market=MARKET), *packaged_models(stored, MARKET)):
         cut(model.folder / "model.safetensors")
     with pytest.raises(CpbError) as caught:
-        run_forecast(hour("2025-05-23"), Runner(), lambda _: None)
+        run_forecast(hour("2025-05-23"), lambda _: None)
     assert caught.value.code == "no-forecast"
     assert all(
         command.startswith("cpb train-all ") for command in re.findall(r"`([^`]+)`", str(caught.value))

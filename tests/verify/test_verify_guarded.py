@@ -13,7 +13,6 @@ from itertools import count
 import pytest
 
 from flows.forecast import run_forecast
-from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.run import RunSpec
 from tasks.forecasting.published import RESTORE
@@ -158,15 +157,15 @@ def test_a_champion_whose_run_was_collected_is_noticed_everywhere_and_trained_ag
     )
     assert row["damage"].startswith(gone)
     said = []
-    result = run_forecast(hour("2025-05-23"), Runner(), said.append)  # with the packaged copy
+    result = run_forecast(hour("2025-05-23"), said.append)  # with the packaged copy
     assert (result["exit"], result["series"]) == (3, 2)
     assert [line for line in said if gone in line and f"`{remedy}` trains it again" in line]
     options = shlex.split(remedy)[2:]
     asked = dict(zip((o.removeprefix("--") for o in options[::2]), options[1::2], strict=True))
-    run_train_all(RunSpec(**asked, since="2025-03", as_of="2025-05-20"), Runner(), lambda _: None)
+    run_train_all(RunSpec(**asked, since="2025-03", as_of="2025-05-20"), lambda _: None)
     assert champion().damage == ""
     assert verify_all(stored, (MARKET,)).is_good
-    assert run_forecast(hour("2025-05-24"), Runner(), said.append)["exit"] == 0
+    assert run_forecast(hour("2025-05-24"), said.append)["exit"] == 0
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import subprocess
 import numpy as np
 import pytest
 
-from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.errors import DamagedError
 from schemas.run import RunSpec
@@ -132,7 +131,7 @@ def test_a_damaged_champion_is_trained_again_by_the_named_command(stored):
     options = shlex.split(damage_found.command)[2:]
     asked = dict(zip((o.removeprefix("--") for o in options[::2]), options[1::2], strict=True))
     # The user's own part of the first run's options: the named command alone learns everything that there is.
-    assert run_train_all(RunSpec(**asked, since="2025-03", as_of="2025-05-20"), Runner(), lambda _: None)
+    assert run_train_all(RunSpec(**asked, since="2025-03", as_of="2025-05-20"), lambda _: None)
     assert champion().damage == ""
     assert not list(verify_champions(stored, MARKET))
 

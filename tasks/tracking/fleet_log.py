@@ -1,9 +1,8 @@
-"""Step 5, evaluate: judge a fleet on its test span and log it to MLflow."""
+"""A judged fleet in MLflow: its run, the runs of its members, and what they hold."""
 
 import json
 import threading
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,17 @@ from cpbmodels.fleet.config import WEIGHTS
 from schemas.failure import Failure, reasons
 from schemas.fleets import base_of
 from schemas.handover import FleetJudgement, FleetPlan, Judgement, ShardJob, ShardResult, TrainedMember
-from schemas.identity import ModelId, SeriesId
+from schemas.identity import ModelId
 from schemas.run import RunSpec
-from tasks.judging.fleet import FleetScore, judge_fleet
-from tasks.judging.gate import rank
-from tasks.judging.judges import Judges
+from tasks.judging.fleet import FleetScore
 from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
-from tasks.running.step import step
 from tasks.storage.model_folder import read_config
 from tasks.storage.recipes import options_read
 from tasks.storage.urls import public_url
-from tasks.tracking.metrics import CLASSIFIER_SKILL, SKILL
+from tasks.tracking.metrics import SKILL
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import (
-    BEST,
-    BEST_CLASSIFIER,
     COMPLETE,
     FAILED,
     FILES,
@@ -48,34 +42,22 @@ _OPTIONS = ("lr", "batch_size", "epochs", "hidden_dim", "n_layers", "mixed_preci
 """Options that people compare models by."""
 
 
-@step("evaluate", run_name="evaluate {fleet.name}")
-def evaluate(
+def log_fleet(
     spec: RunSpec,
     parent: str,
     fleet: FleetPlan,
-    trained: Iterable[tuple[ShardJob, ShardResult]],
-    root: Path,
-    judges: Judges,
+    results: Sequence[ShardResult],
+    score: FleetScore,
     earlier: Sequence[Failure] = (),
 ) -> FleetJudgement:
-    """Return the fleet's judgements and their runs, logged under the flow's run `parent`.
+    """Log a judged fleet under the flow's run `parent`, one fleet at a time; return the judgements with their runs.
 
-    `trained`: the fleet's shards with their results, in order of completion. A failed member gets a run too, marked
-    failed, with the reason: a failure in training or judging, or (`earlier`) of its series before any fleet was
-    trained. The run of a fleet without a good member is marked failed too.
+    Args:
+        results: of the fleet's shards, in their order.
+        earlier: failures of series before any fleet was trained: each is a failed member of the fleet.
     """
-    results: dict[str, ShardResult] = {}
-
-    def noted() -> Iterator[tuple[ShardJob, ShardResult]]:
-        for shard, result in trained:
-            results[result.key] = result
-            yield shard, result
-
-    score = judge_fleet(root, fleet, noted(), judges)
     with _LOGGING:
-        return _log(
-            spec, parent, fleet, [results[job_key(shard)] for shard in fleet.shards], root, score, earlier
-        )
+        return _log(spec, parent, fleet, results, score, earlier)
 
 
 def _log(
@@ -83,13 +65,12 @@ def _log(
     parent: str,
     fleet: FleetPlan,
     results: Sequence[ShardResult],
-    root: Path,
     score: FleetScore,
     earlier: Sequence[Failure],
 ) -> FleetJudgement:
     job = fleet.shards[0]  # the shards differ only in their members
     failures = [
-        *(_as_member(spec, fleet, f) for f in earlier if f.model is None and f.series),
+        *(_as_member(spec, fleet, f) for f in earlier if _is_lacked(spec, fleet, f)),
         *(failure for result in results for failure in result.failures),
         *score.failures,
     ]
@@ -111,7 +92,7 @@ def _log(
         run_name(fleet.architecture, fleet.label, spec, records),
     )
     trained = [
-        (member, member_folder(shard_folder(root, shard), member.name), shard)
+        (member, member_folder(shard_folder(spec.scope.root, shard), member.name), shard)
         for shard, result in zip(fleet.shards, results, strict=True)
         for member in result.members
         if member.name in score.members
@@ -146,41 +127,13 @@ def _log(
     )
 
 
-def run_skill(judged: Iterable[FleetJudgement]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the metrics and tags of a flow's run that compare it with others: by timeframe, the skill of its best
-    fleet under the name that it has on the fleet's own run, and which fleet that is.
-
-    The best on the validation span, as the gate ranks recipes: the best of several test scores would be no fair
-    estimate. Classifiers have no score there, so only a single one stands for its run.
-    """
-    metrics, tags = dict[str, float](), dict[str, str]()
-    fleets: dict[tuple[str, bool], dict[str, FleetJudgement]] = defaultdict(dict)
-    for fleet in judged:
-        for timeframe in fleet.skill:
-            fleets[timeframe, _is_classifier(fleet.architecture)][_label(fleet)] = fleet
-    for (timeframe, classifies), rivals in fleets.items():
-        if not classifies:
-            best = next(iter(rank({name: _validation(fleet, timeframe) for name, fleet in rivals.items()})))
-            metrics[SKILL.format(timeframe)] = rivals[best].skill[timeframe]
-            tags[BEST.format(timeframe)] = best
-        elif len(rivals) == 1:
-            ((best, fleet),) = rivals.items()
-            metrics[CLASSIFIER_SKILL.format(timeframe)] = fleet.skill[timeframe]
-            tags[BEST_CLASSIFIER.format(timeframe)] = best
-    return metrics, tags
-
-
-def _label(fleet: FleetJudgement) -> str:
-    """Return a fleet's architecture and preset, with the digest of its changed options: `har/default`."""
-    return f"{fleet.architecture}/{fleet.judgements[0].model.recipe}"
-
-
-def _validation(fleet: FleetJudgement, timeframe: str) -> dict[SeriesId, float]:
-    return {
-        judgement.model.series: judgement.metrics["validation_crps_ratio"]
-        for judgement in fleet.judgements
-        if judgement.model.series.timeframe == timeframe
-    }
+def _is_lacked(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> bool:
+    """Whether a failure is that of a series on which a fleet would have been trained: with `serving`, only in the
+    timeframes in which its recipe serves."""
+    if failure.model or not failure.series:
+        return False
+    timeframes = {member.model.series.timeframe for member in fleet.members}
+    return not spec.serving or failure.series.timeframe in timeframes
 
 
 def _as_member(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> Failure:
@@ -250,12 +203,13 @@ def _failed(fleet: FleetPlan, failure: Failure, as_of: str, tags: dict[str, str]
 
 def _named(job: ShardJob, metrics: dict[str, float]) -> dict[str, float]:
     """Rename a classifier's ranked probability score to `rps`: it is not comparable with CRPS."""
-    if not _is_classifier(job.architecture):
+    if not is_classifier(job.architecture):
         return metrics
     return {name.replace("crps", "rps"): value for name, value in metrics.items()}
 
 
-def _is_classifier(architecture: str) -> bool:
+def is_classifier(architecture: str) -> bool:
+    """Whether an architecture states probabilities of classes, not quantiles of prices."""
     return cpbmodels.architecture(base_of(architecture)).classifier
 
 

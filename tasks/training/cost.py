@@ -1,14 +1,11 @@
-"""What trainings cost, in figures and in words; and the accuracy of classifiers."""
+"""What trainings cost, in figures and in words."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from schemas.handover import FleetJudgement, ShardResult
+from schemas.handover import ShardResult
 from tasks.training.progress import gigabytes
-
-ACCURACY = ("test_accuracy", "test_macro_f1", "test_majority_accuracy")
-"""Metrics of a classifier on its test span; the last is the accuracy of always naming the most frequent class."""
 
 _GPU, _CPU = "gpu_mem_allocated_peak_mb", "rss_peak_mb"
 
@@ -64,7 +61,7 @@ def peak_text(cost: Mapping[str, Any]) -> str:
 
 
 def run_cost(fleets: Sequence[Mapping[str, Any]], before: Collection[str] = ()) -> str:
-    """Return what the fleets of a run (`Summary.fleets`) cost together; "" if none has a model.
+    """Return what the fleets of a run (`flows.run.Run.fleets`) cost together; "" if none has a model.
 
     Args:
         before: names of fleets whose cost is that of an earlier run.
@@ -79,28 +76,6 @@ def run_cost(fleets: Sequence[Mapping[str, Any]], before: Collection[str] = ()) 
     parts = [f"{seconds:,.1f} s of training{f' on {devices}' if devices else ''} ({each})", peak_text(peaks)]
     earlier = [fleet["fleet"] for fleet in known if fleet["fleet"] in before]
     return ", ".join(filter(None, parts)) + (f"; by an earlier run: {', '.join(earlier)}" if earlier else "")
-
-
-def accuracy(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return a classifier's accuracy, macro-F1 and share of the majority class from its metrics; empty of others."""
-    return {name: metrics[name] for name in ACCURACY} if ACCURACY[0] in metrics else {}
-
-
-def fleet_accuracy(judged: FleetJudgement) -> dict[str, float]:
-    """Return the means of `accuracy` over a fleet's models; empty of models that are no classifiers."""
-    found = [values for judgement in judged.judgements if (values := accuracy(judgement.metrics))]
-    return {name: fmean(values[name] for values in found) for name in ACCURACY} if found else {}
-
-
-def has_board(fleets: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a run's fleets (`Summary.fleets`) have rows on the leaderboard: classifiers have no CRPS, hence none."""
-    return any("seconds" in fleet and not accuracy(fleet) for fleet in fleets)
-
-
-def accuracy_text(metrics: Mapping[str, float]) -> str:
-    """Return a classifier's accuracy in words."""
-    right, f1, majority = (metrics[name] for name in ACCURACY)
-    return f"accuracy {right:.4f}, macro-F1 {f1:.4f}; always the most frequent class: accuracy {majority:.4f}"
 
 
 def _mean(values: Any) -> float | None:

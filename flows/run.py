@@ -1,0 +1,176 @@
+"""One run of a flow: what it has found so far, its run in MLflow, and how it ends.
+
+A run is told to people (`tasks.notices`), marked in MLflow whatever ends it, and mirrored to Weights & Biases if asked.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from schemas.decision import Decision
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError
+from schemas.failure import Failure, Step, reasons
+from schemas.ledger import Alarm
+from tasks.notices import events_of, tell_end
+from tasks.running.progress import PrintLine
+from tasks.tracking.runs import finish, kill
+from tasks.tracking.store_errors import UNUSABLE, store_errors
+from tasks.tracking.tags import COMPLETE, FAILED, PARTIAL, REASON, WARNINGS
+from tasks.tracking.wandb import mirror
+
+
+class Partial(Protocol):
+    """The result of a step that can fail in parts."""
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        """The parts that failed."""
+
+
+Result = TypeVar("Result", bound=Partial)
+
+_AS_JSON = (
+    "run_id",
+    "series",
+    "members",
+    "champions",
+    "forecast_rows",
+    "results",
+    "published",
+    "stopped",
+    "warnings",
+    "fleets",
+)
+
+
+@dataclass
+class Run:
+    """A run of the flow `name`: counts, every failure once, and what it has to tell; `report` prints its lines.
+
+    `run_id`: of its run in MLflow, once it is open. `wandb_folder`: where W&B keeps its files, if the run is mirrored.
+    `results`: path of the market's `results.json`. `stopped`: series no longer traded; they are left out, which is not
+    a failure. `warnings`: about the trainings, such as a shortage of memory. `fleets`: each fleet's cost
+    (`tasks.training.cost.fleet_cost`) and, of classifiers, its accuracy; `trained_before`: the names of those that
+    earlier runs have trained.
+    """
+
+    name: str
+    report: PrintLine
+    run_id: str = ""
+    series: int = 0
+    members: int = 0
+    champions: int = 0
+    forecast_rows: int = 0
+    results: str = ""
+    published: str = ""
+    wandb_folder: Path | None = None
+    stopped: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    fleets: list[dict[str, Any]] = field(default_factory=list)
+    trained_before: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    decisions: Sequence[Decision] = ()
+    alarms: Sequence[Alarm] = ()
+    has_ended: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code: 0 complete, 3 partial."""
+        return EXIT_PARTIAL if self.failures else EXIT_COMPLETE
+
+    @property
+    def reasons(self) -> str:
+        """The failures in one sentence, for the error of a run that cannot continue."""
+        return reasons(self.failures)
+
+    def tell(self, lines: Iterable[str]) -> None:
+        """Print lines."""
+        for line in lines:
+            self.report(line)
+
+    def add(self, failures: Iterable[Failure]) -> None:
+        """Add failures and print each."""
+        for failure in failures:
+            self.failures.append(failure)
+            self.report(f"FAILED {failure.line}")
+
+    def note(self, result: Result) -> Result:
+        """Add the failures of a step's result, and return the result."""
+        self.add(result.failures)
+        return result
+
+    @contextmanager
+    def attempt(
+        self, step: Step, errors: tuple[type[Exception], ...] = (CpbError, OSError)
+    ) -> Iterator[None]:
+        """Make an expected error of the block a failure of the run, which goes on."""
+        try:
+            with store_errors():
+                yield
+        except errors as error:
+            self.add([Failure.of(None, step, error)])
+
+    def mark(self) -> None:
+        """End the run in MLflow as complete, or as partial with the reasons of its failures."""
+        tags = {WARNINGS: "; ".join(self.warnings) or None, REASON: self.reasons or None}
+        finish(self.run_id, PARTIAL if self.failures else COMPLETE, tags)
+
+    def end(self) -> None:
+        """End the run in MLflow, if it has one, and mirror it; `flow_run` does so unless the flow has done it."""
+        self.has_ended = True
+        if self.run_id:
+            self.mark()
+            if self.wandb_folder and (problem := mirror(self.run_id, self.wandb_folder)):
+                self.report(f"cpb: {problem}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        shown = {name: getattr(self, name) for name in _AS_JSON}
+        return shown | {"failures": [f.as_json() for f in self.failures], "exit": self.exit_code}
+
+
+@contextmanager
+def flow_run(name: str, report: PrintLine, *, notify: bool = False) -> Iterator[Run]:
+    """Yield the run of a flow, and end it as the block ends.
+
+    Args:
+        notify: tell people about the run once it has ended, and call the heartbeat if it was complete. Nothing is told
+            of a run that a person interrupted.
+    """
+    run = Run(name, report)
+    try:
+        with store_errors(), _marked(run):
+            yield run
+            if not run.has_ended:
+                run.end()
+    except Exception as error:
+        if notify:
+            code = getattr(error, "code", type(error).__name__)
+            failed = {f"failed {name} {code}": str(error) or code}
+            tell_end(name, failed | events_of(run.failures, run.decisions, run.alarms), complete=False)
+        raise
+    if notify:
+        tell_end(name, events_of(run.failures, run.decisions, run.alarms), complete=not run.failures)
+
+
+@contextmanager
+def _marked(run: Run) -> Iterator[None]:
+    """Mark the run in MLflow as failed with the reason if an error ends the block, as killed if an interrupt does.
+
+    If the store itself is unavailable, the run stays open; the next cpb process that writes to the store marks it as
+    killed. Interrupts (Ctrl-C, the signal with which Prefect cancels a run) are not subclasses of `Exception`.
+    """
+    try:
+        with store_errors():
+            yield
+    except Exception as error:
+        # otherwise this would wait for the unavailable store again
+        if run.run_id and getattr(error, "code", "") != UNUSABLE:
+            finish(run.run_id, FAILED, {REASON: str(error) or type(error).__name__})
+        raise
+    except BaseException as interrupt:
+        if run.run_id:
+            kill(run.run_id, f"interrupted ({type(interrupt).__name__})")
+        raise
