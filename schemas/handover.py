@@ -164,14 +164,13 @@ class TrainingPlan(Record):
 
 
 class TrainedMember(Record):
-    """A trained model. `files` maps the file names in its folder to their sha256.
+    """A trained model; `name`: of its folder, which has a seal of its own (`tasks.storage.sealed`).
 
     `history`: a dict per epoch (`train_loss val_loss lr`); `report`: figures of the whole training.
     """
 
     model: ModelId
     name: str
-    files: dict[str, str]
     history: tuple[dict[str, Any], ...]
     report: dict[str, Any]
     flat_band: float | None = None
@@ -233,7 +232,7 @@ class ShardResult(Record):
     `progress`: where the shard stood after each of them; empty in a result of an older cpb.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     key: str
     architecture: str

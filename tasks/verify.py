@@ -5,7 +5,6 @@ fault, and with the command that makes or fetches the file again. If damage or a
 one kind, the others are still checked.
 """
 
-import json
 import os
 import shlex
 import traceback
@@ -23,7 +22,7 @@ from schemas.base import Record
 from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.handover import Damage, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import MARKETS, OWN, SPOT, SeriesId, market_home, options_of, stored_series, tree_of
-from schemas.ledger import LedgerSummary, Reference, Settled
+from schemas.ledger import LedgerSummary, Settled
 from schemas.reading import REMEMBERED, remembered
 from tasks.forecasting import months
 from tasks.forecasting.chain import ANY_ERROR, check_months, pending_path
@@ -41,7 +40,6 @@ from tasks.forecasting.record import DAILY, parse_sums
 from tasks.forecasting.score import settled_path
 from tasks.forecasting.watch import Watch
 from tasks.hub.tree import SUMS, registry_differences, tree_faults
-from tasks.judging.verdicts import verdict
 from tasks.market import klines
 from tasks.market.layout import period_bounds
 from tasks.market.manifest import MANIFEST
@@ -50,12 +48,12 @@ from tasks.market.store_files import writer_lock
 from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
-from tasks.storage.files import read_json_or_none
 from tasks.storage.folders import folders_aside
 from tasks.storage.home_version import VERSION_FILE, restore_version
-from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE
+from tasks.storage.model_folder import NEEDED
 from tasks.storage.packaged import packaged_models
-from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
+from tasks.storage.records import digest_fault, parse_record
+from tasks.storage.sealed import SEAL, Seal
 from tasks.storage.urls import public_url
 from tasks.tracking.champions import champions, training_command, undelete_command
 from tasks.tracking.database import database_damage
@@ -306,32 +304,12 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
             yield progress, partial(progress_fault, progress), _remove(progress)
         for member in result.members if result else ():
             place = folder / "members" / member.name
-            model = place / "model"
-            for name, digest in member.files.items():
-                yield model / name, partial(model_folder.trained_file_damage, model / name, digest), command
-            for path in place.glob("*.npz"):
-                yield path, partial(read_sealed, path), command
-            for path in (path for name in PICTURES if (path := model / name).exists()):
-                yield path, partial(read_sealed, path), command
-            if (path := model / REFERENCE).exists():
-                yield _record(path, Reference, member_subject(path), command)
-            if (path := model / METRICS).exists():
-                yield path, partial(_scores_fault, path), command
-
-
-def _scores_fault(path: Path) -> str:
-    """Compare scores with those in the model's config; a damaged config is named by its own check."""
-    config = None
-    with suppress(OSError):
-        config = read_json_or_none(path.with_name(CONFIG))
-    if not isinstance(config, dict):
-        return ""
-    scores = config.get("metrics", {})
-    with suppress(KeyError, TypeError, ValueError):
-        scores = {**scores, "verdict": verdict(scores)}
-    # As text, since NaN is not equal to itself.
-    is_same = json.dumps(read_json_or_none(path)) == json.dumps(scores)
-    return "" if is_same else f"its scores are not those in {CONFIG}"
+            if not (place / SEAL).exists():
+                yield place / SEAL, lambda: "it is missing", command
+            yield _record(place / SEAL, Seal, "", command)
+            if seal := _find(place / SEAL, Seal, ""):
+                for name, digest in seal.files.items():
+                    yield place / name, partial(digest_fault, place / name, digest), command
 
 
 def champion_files(_home: Path, market: str) -> Iterator[Check]:

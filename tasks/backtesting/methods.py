@@ -16,6 +16,7 @@ from tasks.backtesting.folds import FoldSeries
 from tasks.judging.baselines import Fit, random_walk
 from tasks.judging.forecasts import forecasts
 from tasks.judging.scores import Rows
+from tasks.storage.sealed import resealing
 from tasks.training.shard import shard_folder
 
 
@@ -123,7 +124,10 @@ class TrainedFleet:
         The forecasts of the test spans stay: repeating the same command reads them, bit for bit.
         """
         for shard, member in self.members.values():
-            (shard / "members" / member.name / "validation.npz").unlink(missing_ok=True)
+            path = shard / "members" / member.name / "validation.npz"
+            if path.exists():
+                with resealing(path.parent, path.name):
+                    path.unlink()
 
     def identity(self, fold: FoldSeries) -> ModelId:
         """Return the planned model of a series in a fold."""

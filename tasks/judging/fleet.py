@@ -106,7 +106,7 @@ def judge_fleet(
     names = [member.name for member in plan.members if member.name in scores]
     corrected = apply_holm([scores[name] for name in names])
     for name, score in zip(names, corrected, strict=True):
-        write_metrics(folders[name] / "model", score.metrics, score.verdict)
+        write_metrics(folders[name], score.metrics, score.verdict)
     return FleetScore(
         dict(zip(names, corrected, strict=True)), judge_pools(corrected) if corrected else [], failures
     )

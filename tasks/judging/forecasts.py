@@ -10,7 +10,7 @@ from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import DamagedError, log
 from schemas.handover import JobMember
 from tasks.signals.feature_files import cross_sections, market_key, read_features
-from tasks.storage.records import read_npz
+from tasks.storage.arrays import read_npz
 from tasks.training.shard import home_of, member_folder, read_job
 
 

@@ -26,7 +26,8 @@ from tasks.judging.scores import coverage, pinball, realised
 from tasks.judging.touch_scores import touch_scores
 from tasks.running.resident import Requests
 from tasks.signals.feature_files import load_series
-from tasks.storage.model_folder import write_reference
+from tasks.storage.model_folder import FORECAST_PICTURE, LOSS_PICTURE, REFERENCE, write_reference
+from tasks.storage.sealed import resealing
 from tasks.training.shard import home_of, member_folder, read_job, read_result
 
 log = logging.getLogger("cpb")
@@ -56,6 +57,7 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
     folder = member_folder(shard, spec.name)
     series = load_series(home_of(shard, job), spec.features, spec.bounds)
     test = forecasts(shard, spec, series, "test")
+    fitted: Reference | None = None
     if test.quantiles.size:
         fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1])
         walk = ScaledTable(step_scale, np.asarray(fitted.table))
@@ -75,16 +77,21 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         truth = realised(series, test.origins, 1)
         reference_first = {band: float(coverage(other[:, :1], truth, band)[0]) for band in BANDS}
         promised = JudgedMetrics.of(score.metrics, first, reference_first)
-        write_reference(folder / "model", fitted.model_copy(update={"promised": promised}))
-        forecast_png(folder / "model" / "forecast.png", series, test)
+        fitted = fitted.model_copy(update={"promised": promised})
     else:
         assert trained.flat_band is not None
         band = trained.flat_band
         score = judge_classes(series, test, band=band, architecture=job.architecture, seed=spec.model.seed)
-    loss_png(folder / "model" / "loss.png", list(trained.history))
-    score.to_npz(score_file(folder))
-    for split in ("test", "validation"):  # 4 MB per member, and the model can regenerate them
-        (folder / f"{split}.npz").unlink(missing_ok=True)
+    model, scored, predicted = folder / "model", score_file(folder), ("test.npz", "validation.npz")
+    judged = (f"model/{name}" for name in (REFERENCE, FORECAST_PICTURE, LOSS_PICTURE))
+    with resealing(folder, scored.name, *judged, *predicted):
+        if fitted:
+            write_reference(model, fitted)
+            forecast_png(model / FORECAST_PICTURE, series, test)
+        loss_png(model / LOSS_PICTURE, list(trained.history))
+        score.to_npz(scored)
+        for name in predicted:  # 4 MB per member, and the model can regenerate them
+            (folder / name).unlink(missing_ok=True)
 
 
 def _crps_ratio(series: Series, prediction: Prediction, fitted: Reference) -> float:

@@ -15,7 +15,7 @@ from schemas.errors import MemberError
 from tasks.judging import inference, scores, verdicts
 from tasks.judging.scores import BAND_LEVELS, MEDIAN, TAILS, Array, realised
 from tasks.judging.touch_scores import BRIER, STATED
-from tasks.storage.records import read_npz, write_npz
+from tasks.storage.arrays import read_npz, write_npz
 
 log = logging.getLogger("cpb")
 

@@ -1,7 +1,7 @@
 """The pictures of a member, drawn by Pillow: a run has hundreds, and each figure of matplotlib takes 60 ms more.
 
 Colours are those of Okabe and Ito (colour-blind safe). Other figures are in `tasks.figures`. A picture's bytes depend
-only on its data and its place.
+only on its data.
 """
 
 import io
@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from cpbmodels.data.series import Prediction, Series
 from tasks.judging.scores import BAND_LEVELS, LEVELS, MEDIAN, Array
-from tasks.storage.records import write_sealed
+from tasks.storage.files import write_bytes
 
 BLUE, ORANGE, GREEN, RED = (0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0)
 _GREY = (110, 110, 110)
@@ -125,7 +125,7 @@ class _Chart:
         """Write the picture as PNG."""
         buffer = io.BytesIO()
         self._picture.reduce(2).save(buffer, "png", compress_level=1)
-        write_sealed(path, buffer.getbuffer())
+        write_bytes(path, buffer.getbuffer())
 
 
 _font = cache(ImageFont.load_default)

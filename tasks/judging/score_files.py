@@ -5,8 +5,7 @@ from pathlib import Path
 
 from schemas.errors import DamagedError, log
 from tasks.judging.member import MemberScore
-from tasks.storage.model_folder import PICTURES, REFERENCE, read_reference
-from tasks.storage.records import member_subject, read_sealed
+from tasks.storage.sealed import check_sealed
 from tasks.storage.source_code import code_digest
 
 
@@ -27,20 +26,13 @@ def stored_score(root: Path, key: str) -> MemberScore | None:
 
 
 def known_score(folder: Path) -> MemberScore | None:
-    """Return a stored score; None if it, or a file created with it, is missing or damaged."""
-    kept = score_file(folder)
-    if not kept.exists():
-        return None
-    pictures = [p for name in PICTURES if (p := folder / "model" / name).exists()]
+    """Return a stored score; None if it, or another file of its folder, is missing or damaged."""
     try:
-        for path in pictures:
-            read_sealed(path)
-        score = MemberScore.from_npz(kept)
-        is_classifier = "test_accuracy" in score.metrics
-        subject = member_subject(folder / "model" / REFERENCE)
-        return score if is_classifier or read_reference(folder / "model", of=subject) else None
+        score = MemberScore.from_npz(score_file(folder))
+        check_sealed(folder)
     except FileNotFoundError:
         return None
     except DamagedError as error:
         log.warning("%s", error)
         return None
+    return score

@@ -11,7 +11,7 @@ from schemas.errors import CpbError
 from schemas.home import home_folder
 from tasks.storage.files import write_bytes
 
-VERSION = "2"
+VERSION = "3"
 VERSION_FILE = "cpb-version"
 
 

@@ -3,8 +3,6 @@
 All reading of a folder's `config.json`, and all checking of its files, is in this module.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +14,6 @@ from cpbmodels.errors import ModelError
 from cpbmodels.files import read_regular
 from cpbmodels.fleet.config import (
     CONFIG,
-    JUDGED,
     MAX_BYTES,
     WEIGHTS,
     parse,
@@ -24,14 +21,15 @@ from cpbmodels.fleet.config import (
 )
 from schemas.errors import CpbError, DamagedError
 from schemas.ledger import Reference
-from tasks.storage.files import write_json
+from tasks.storage.files import read_json_or_none, write_json
 from tasks.storage.records import (
+    canonical,
     digest_fault,
     file_digest,
-    member_subject,
     record_in,
     write_record,
 )
+from tasks.storage.sealed import resealing
 
 METRICS = "metrics.json"
 REFERENCE = "reference.json"
@@ -39,7 +37,8 @@ NEEDED = (WEIGHTS, CONFIG)
 """The files read by `cpbmodels.load`."""
 
 FORECAST_PICTURE = "forecast.png"
-PICTURES = (FORECAST_PICTURE, "loss.png")
+LOSS_PICTURE = "loss.png"
+PICTURES = (FORECAST_PICTURE, LOSS_PICTURE)
 MODEL_FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 """Every file that a model folder may contain."""
 
@@ -97,64 +96,36 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> None:
-    """Write a model's scores: `metrics.json` with the verdict, and the field `metrics` of its `config.json`."""
-    write_json(folder / METRICS, {**metrics, "verdict": verdict})
-    config = _config_values(folder)
-    if config.get("metrics") != dict(metrics):
-        write_json(folder / CONFIG, config | {"metrics": dict(metrics)})
-
-
-def trained_file_damage(path: Path, digest: str) -> str:
-    """Return the damage of a file of a trained model, or "".
-
-    Judging adds fields to `config.json` after its digest was taken (`JUDGED`): they are not compared.
+    """Write a member's scores: `metrics.json` with the verdict, and the field `metrics` of its `config.json`.
 
     Args:
-        digest: sha256 of the file as the trainer wrote it.
+        folder: the member's, which is sealed; files that hold these scores already stay as they are.
     """
-    fault = digest_fault(path, digest)
-    is_judged = fault and path.name == CONFIG and path.is_file() and _digest_without_metrics(path) == digest
-    return "" if is_judged else fault
-
-
-def _digest_without_metrics(config: Path) -> str:
-    try:
-        values = json.loads(read_regular(config, MAX_BYTES))
-    except ValueError:
-        return ""
-    if isinstance(values, dict):
-        values = {name: value for name, value in values.items() if name not in JUDGED}
-    return hashlib.sha256(json.dumps(values, indent=2).encode()).hexdigest()
+    model = folder / "model"
+    contents = {
+        CONFIG: _config_values(model) | {"metrics": dict(metrics)},
+        METRICS: {**metrics, "verdict": verdict},
+    }
+    # As text, since NaN is not equal to itself.
+    others = {n: v for n, v in contents.items() if canonical(read_json_or_none(model / n)) != canonical(v)}
+    if others:
+        with resealing(folder, *(f"model/{name}" for name in others)):
+            for name, values in others.items():
+                write_json(model / name, values)
 
 
 def write_reference(folder: Path, reference: Reference) -> None:
-    """Write the reference of a fleet's member, as one line."""
-    path = folder / REFERENCE
-    write_record(path, reference, of=member_subject(path), compact=True)
+    """Write the reference of a model, as one line."""
+    write_record(folder / REFERENCE, reference, compact=True)
 
 
-def read_reference(folder: Path, *, of: str) -> Reference | None:
-    """Return the reference of a fleet's member; None if missing.
-
-    Args:
-        of: required subject (`member_subject`).
-
-    Raises:
-        DamagedError: it is not the file that cpb wrote.
-    """
-    try:
-        return reference_in(folder, read_regular(folder / REFERENCE), of=of)
-    except FileNotFoundError:
-        return None
-
-
-def reference_in(folder: Path, content: bytes | OSError, *, of: str | None = None) -> Reference:
-    """Return the reference in these bytes; `of`: None for a copy, which has another path; errors as above."""
+def reference_in(folder: Path, content: bytes | OSError) -> Reference:
+    """Return the reference in these bytes of its file, or raise `DamagedError`."""
     path = folder / REFERENCE
     if isinstance(content, OSError):
         raise DamagedError(f"{path} cannot be read ({content.strerror})", field=str(path)) from content
     try:
-        return record_in(content, Reference, of=of)
+        return record_in(content, Reference, of=None)  # older ones name their member
     except DamagedError as error:
         raise DamagedError(f"{path} is damaged: {error}", field=str(path)) from error
 

@@ -1,21 +1,15 @@
-"""Records and arrays passed between steps, on disk, and digests of files and of values.
+"""Records passed between steps, on disk, and digests of files and of values.
 
 A record is a JSON file with its kind, version, subject and digest; all reading and writing of records is in this
 module. The digest covers all of these: a file whose digest does not match, or whose subject does not match its path, is
 never used.
-
-A member's arrays and pictures end with a digest of their place and their bytes, so that a damaged or exchanged file is
-always detected.
 """
 
 import hashlib
-import io
 import json
-import threading
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -24,12 +18,7 @@ from schemas.base import Record
 from schemas.errors import DamagedError, log
 from tasks.storage.files import write_bytes, write_json
 
-if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports this module
-    from numpy.typing import NDArray
-
-
 R = TypeVar("R", bound=Record)
-_SEAL_BYTES = 32
 _HEAD = ("record", "version", "of", "digest", "body")
 
 
@@ -137,60 +126,3 @@ def find_record(path: Path, kind: type[R], *, of: str = "") -> R | None:
 def warn_once(text: str) -> None:
     """Log a warning once per process: page reloads must not fill the log."""
     log.warning("%s", text)
-
-
-def member_subject(path: Path) -> str:
-    """Return the subject of a file of a fleet's member, `KEY/BTCUSDT-1h/loss.png`, also within a draft.
-
-    Args:
-        path: `KEY/members/BTCUSDT-1h/FILE` or `KEY/members/BTCUSDT-1h/model/FILE`, below `fleets`.
-    """
-    member = path.parent.parent if path.parent.name == "model" else path.parent
-    return f"{member.parent.parent.name}/{member.name}/{path.name}"
-
-
-def write_sealed(path: Path, content: bytes | memoryview) -> None:
-    """Write a file of a fleet's member, atomically, followed by a digest that readers of PNG and npz ignore."""
-    write_bytes(path, bytes(content) + _seal(path, content))
-
-
-def read_sealed(path: Path) -> memoryview:
-    """Return the content of a file written by `write_sealed`.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        DamagedError: it is not the file that was written there.
-    """
-    content = memoryview(read_regular(path))
-    if content[-_SEAL_BYTES:] != _seal(path, content[:-_SEAL_BYTES]):
-        raise DamagedError(f"{path} is damaged; it will be recreated", field=str(path))
-    return content[:-_SEAL_BYTES]
-
-
-def _seal(path: Path, content: bytes | memoryview) -> bytes:
-    digest = hashlib.sha256(member_subject(path).encode())
-    digest.update(content)
-    return digest.digest()
-
-
-def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
-    """Write arrays of a member, atomically."""
-    import numpy as np
-
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    write_sealed(path, buffer.getbuffer())
-
-
-PARSING = threading.Lock()
-"""Python 3.11's `ast.parse` counts its depth once for all threads: if garbage collection runs Python code during a
-parse, another thread's parse makes it end in a SystemError. numpy parses the header of every array that it reads."""
-
-
-def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
-    """Return the arrays of an npz file by name; errors as in `read_sealed`."""
-    import numpy as np
-
-    content = io.BytesIO(read_sealed(path))
-    with PARSING, np.load(content, allow_pickle=False) as arrays:
-        return dict(arrays)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from tasks.storage.records import PARSING
+from tasks.storage.arrays import PARSING
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"flows", "tasks", "schemas", "webapp", "cpbmodels"}

@@ -3,11 +3,10 @@
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import cpbmodels
-from cpbmodels.fleet.config import WEIGHTS
 from schemas.failure import Failure, reasons
 from schemas.fleets import base_of
 from schemas.handover import FleetJudgement, FleetPlan, Judgement, ShardJob, ShardResult, TrainedMember
@@ -18,6 +17,7 @@ from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
 from tasks.storage.model_folder import read_config
 from tasks.storage.recipes import options_read
+from tasks.storage.sealed import sealed
 from tasks.storage.urls import public_url
 from tasks.tracking.metrics import SKILL
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
@@ -150,7 +150,11 @@ def _record(
     judged, report = score.members[trained.name], trained.report
     measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     config = read_config(folder / "model").model_dump(mode="json")
-    expected = {WEIGHTS: trained.files[WEIGHTS]}  # judging changes the other files
+    expected = {
+        PurePosixPath(name).name: digest
+        for name, digest in sealed(folder).items()
+        if name.startswith("model/")
+    }
     return MemberRecord(
         key=f"{job_key(job)}/{trained.name}",
         model=trained.model,

@@ -14,7 +14,7 @@ import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,9 @@ from schemas.handover import ShardJob, ShardResult
 from schemas.identity import APART
 from tasks.storage.files import delete_files, write_bytes
 from tasks.storage.locks import acquire, is_locked, locked, open_lock
-from tasks.storage.model_folder import MODEL_FILES, trained_file_damage
+from tasks.storage.model_folder import MODEL_FILES, NEEDED
 from tasks.storage.records import find_record, read_record, write_record
+from tasks.storage.sealed import SEAL, check_sealed
 from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
@@ -43,7 +44,7 @@ MAX_UNUSED_DAYS = 90
 _KEY = re.compile(r"[0-9a-f]{16}")
 _CHECKPOINT = re.compile(r"epoch-[0-9]{6}-[0-9a-f]{8}\.safetensors")
 _MEMBER_FILE = re.compile(
-    rf"model/({'|'.join(map(re.escape, MODEL_FILES))})|(validation|test|score-[0-9a-f]+)\.npz"
+    rf"model/({'|'.join(map(re.escape, MODEL_FILES))})|(validation|test|score-[0-9a-f]+)\.npz|{re.escape(SEAL)}"
 )
 
 TRAINED = "trained before by the same command"
@@ -74,21 +75,24 @@ def prepare(root: Path, job: ShardJob) -> Path:
     else:
         os.utime(folder / JOB)  # pruning keeps the most recently used shards
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
-    damaged = next((path for path, _ in damaged_files(folder, result)), None) if result else None
-    if damaged:
-        log.warning("%s is damaged, so this shard is trained again", damaged)
-    if damaged or not result:
+    damage = _damage(folder, result) if result else ""
+    if damage:
+        log.warning("this shard is trained again, because %s", damage)
+    if damage or not result:
         (folder / RESULT).unlink(missing_ok=True)
     return folder
 
 
-def damaged_files(folder: Path, result: ShardResult) -> Iterator[tuple[Path, str]]:
-    """Yield each damaged file of the shard's models, and the reason."""
-    for member in result.members:
-        for name, digest in member.files.items():
-            path = folder / "members" / member.name / "model" / name
-            if reason := trained_file_damage(path, digest):
-                yield path, reason
+def _damage(folder: Path, result: ShardResult) -> str:
+    """Return the first damage of the shard's models, "" for none; what judging adds to them can be judged again."""
+    try:
+        for member in result.members:
+            check_sealed(folder / "members" / member.name, *(f"model/{name}" for name in NEEDED))
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except (DamagedError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def read_job(folder: Path) -> ShardJob:
@@ -104,7 +108,7 @@ def read_result(folder: Path) -> ShardResult:
 def progress_so_far(folder: Path) -> str:
     """Return the progress of earlier runs in words: trained, started, or "" for none and for a damaged result."""
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
-    if result and not any(damaged_files(folder, result)):
+    if result and not _damage(folder, result):
         return TRAINED
     newest = _newest((folder / CHECKPOINTS).rglob("epoch-*.safetensors"))
     epochs = [int(path.name.split("-")[1]) for path, _ in newest.values()]

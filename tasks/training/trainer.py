@@ -44,9 +44,11 @@ from schemas.fleets import base_of, is_universal
 from schemas.handover import DeviceWork, JobMember, ShardJob, ShardProgress, ShardResult, TrainedMember
 from tasks.running.resident import Requests
 from tasks.signals.feature_files import cross_sections, market_key, read_features, with_bounds
+from tasks.storage.arrays import write_npz
 from tasks.storage.folders import new_folder
 from tasks.storage.locks import locked
-from tasks.storage.records import file_digest, write_npz, write_record
+from tasks.storage.records import write_record
+from tasks.storage.sealed import seal
 from tasks.training.local import GPU_LOST, KERNELS, gpu_locked
 from tasks.training.plan import job_key
 from tasks.training.progress import EpochFile, ProgressFile, plain, read_epochs
@@ -324,7 +326,6 @@ def _write_members(
             yield TrainedMember(
                 model=spec.model,
                 name=spec.name,
-                files={file.name: file_digest(file) for file in sorted(folder.iterdir())},
                 history=tuple(plain(model.history)),
                 report=plain(model.report),
                 flat_band=model.config.get("flat_band"),
@@ -335,6 +336,8 @@ def _write_members(
                 if isinstance(forecast, cpbmodels.Prediction):
                     arrays = {"origins": forecast.origins, **forecast.as_float32()}
                     write_npz(draft / spec.name / f"{split}.npz", arrays)
+        for spec, _, _ in part:
+            seal(draft / spec.name)
 
 
 def _predict(trained: Trained, split: str, device: str) -> list[cpbmodels.Prediction | cpbmodels.ModelError]:

@@ -14,7 +14,8 @@ from schemas.identity import SeriesId
 from tasks.backtesting.backtest import plan_backtest
 from tasks.backtesting.folds import plan_folds
 from tasks.backtesting.methods import TrainedFleet
-from tasks.storage.records import write_npz
+from tasks.storage.arrays import write_npz
+from tasks.storage.sealed import seal
 from tasks.training.plan import job_key
 from tasks.training.shard import shard_folder
 from tests.tools.known_markets import A, B
@@ -76,10 +77,10 @@ def fleet(spec, folds, model, tmp_path):
     }
     write_npz(folder / "test.npz", {"origins": origins} | arrays)
     assert files.exists()
+    seal(folder)
     member = TrainedMember(
         model=trained.model,
         name=trained.name,
-        files={},
         history=({"train_loss": 1.0, "val_loss": 1.1},),
         report={},
     )

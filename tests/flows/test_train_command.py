@@ -78,7 +78,7 @@ def trained(tmp_path, monkeypatch):
         "device": "cpu",
     }
     history = ({"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5})
-    member = TrainedMember(model=MODEL, name="sim-BTCUSDT-1h", files={}, history=history, report=report)
+    member = TrainedMember(model=MODEL, name="sim-BTCUSDT-1h", history=history, report=report)
     shard = ShardResult(key="0f", architecture="gru", members=(member,), train_seconds=66.54)
     folder = tmp_path / "sim/fleets/0f/members/sim-BTCUSDT-1h"
     features = SeriesRecord(

@@ -10,7 +10,7 @@ FINE = {"stopped": "max_epochs", "halved_to": 0, "accumulate": 1, "split_to": 0,
 def member(symbol, **report):
     series = SeriesId("spot", symbol, "1h")
     return TrainedMember(
-        model=ModelId("gru", "smoke", series, 1), name=series.name, files={}, history=(), report=FINE | report
+        model=ModelId("gru", "smoke", series, 1), name=series.name, history=(), report=FINE | report
     )
 
 

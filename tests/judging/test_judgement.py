@@ -9,6 +9,7 @@ import pytest
 from schemas.errors import MemberError
 from tasks.judging import baselines, pool, scores
 from tasks.judging.member import MemberScore, judge_member
+from tasks.storage.sealed import SEAL, seal
 from tests.tools.known_markets import HOUR_US, H, judged, market
 
 
@@ -94,10 +95,11 @@ def test_a_market_that_never_moves_is_judged_without_nan():
 def test_scores_survive_the_disk(tmp_path):
     score = judged(market(), spread=1.2)
     score.to_npz(tmp_path / "score.npz")
+    seal(tmp_path)
     back = MemberScore.from_npz(tmp_path / "score.npz")
     assert (back.metrics, back.symbol, back.step_us) == (score.metrics, "AUSDT", HOUR_US)
     np.testing.assert_array_equal(back.losses["crps"], score.losses["crps"])
-    assert [p.name for p in tmp_path.iterdir()] == ["score.npz"]
+    assert {p.name for p in tmp_path.iterdir()} == {"score.npz", SEAL}
 
 
 def test_pooling_weighs_each_coin_alike():

@@ -6,8 +6,7 @@ import pytest
 from cpbmodels.data.columns import LAMBDA
 from schemas.errors import DamagedError
 from tasks.judging.baselines import fit_reference, reference, reference_quantiles
-from tasks.storage.model_folder import REFERENCE, read_reference, write_reference
-from tasks.storage.records import member_subject
+from tasks.storage.model_folder import REFERENCE, reference_in, write_reference
 from tests.tools.known_markets import A, H, market
 
 
@@ -16,7 +15,7 @@ def test_a_stored_reference_is_judgings_to_the_last_bit(tmp_path):
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
     write_reference(tmp_path, fit_reference(series, A, H))
 
-    stored = read_reference(tmp_path, of=member_subject(tmp_path / REFERENCE))
+    stored = reference_in(tmp_path, (tmp_path / REFERENCE).read_bytes())
 
     np.testing.assert_array_equal(
         reference_quantiles(stored, series, test), reference(series, train, test, H)
@@ -26,13 +25,12 @@ def test_a_stored_reference_is_judgings_to_the_last_bit(tmp_path):
 
 
 @pytest.mark.parametrize("place", [0.02, 0.3, 0.99])
-def test_an_altered_reference_is_damage_and_none_is_none(tmp_path, place):
-    assert read_reference(tmp_path, of=member_subject(tmp_path / REFERENCE)) is None
+def test_an_altered_reference_is_damage(tmp_path, place):
     write_reference(tmp_path, fit_reference(market(), A, H))
     path = tmp_path / REFERENCE
     content = bytearray(path.read_bytes())
     content[int(len(content) * place)] ^= 1
     path.write_bytes(content)
     with pytest.raises(DamagedError) as caught:
-        read_reference(tmp_path, of=member_subject(tmp_path / REFERENCE))
+        reference_in(tmp_path, (tmp_path / REFERENCE).read_bytes())
     assert caught.value.field == str(path)

@@ -11,6 +11,7 @@ from tasks.judging import baselines
 from tasks.judging.member import MemberScore, judge_member
 from tasks.judging.pool import judge_pools
 from tasks.judging.touch_scores import BRIER, CHANCES, STATED, deciles, touch_scores
+from tasks.storage.sealed import seal
 from tests.tools.known_markets import H
 from tests.tools.known_markets import market as known_market
 
@@ -104,6 +105,7 @@ def test_scores_are_stored_and_pooled_with_interval_and_test(tmp_path):
     coins = [market(seed=seed, symbol=f"C{seed}USDT") for seed in range(3)]
     members = [judged(coin, forecasts(coin, spread=1.6)) for coin in coins]
     members[0].to_npz(tmp_path / "score.npz")
+    seal(tmp_path)
     again = MemberScore.from_npz(tmp_path / "score.npz")
     np.testing.assert_array_equal(again.losses[BRIER], members[0].losses[BRIER])
     (pool,) = judge_pools(members)

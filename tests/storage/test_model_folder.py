@@ -12,10 +12,10 @@ from tasks.storage.model_folder import (
     damage_of,
     file_digests,
     read_config,
-    trained_file_damage,
     write_metrics,
     write_published_config,
 )
+from tasks.storage.sealed import check_sealed, seal
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def folder(tmp_path):
     loss = {"train_loss": math.nan}
     config = {"versions": {"torch": "2"}, "architecture": "har", "rows": 500, "lr": 1e-3, "history": [loss]}
     (made / "config.json").write_text(json.dumps(config, indent=2))
+    seal(tmp_path)
     return made
 
 
@@ -68,15 +69,16 @@ def test_a_broken_config_is_one_sentence(folder, content):
 
 
 def test_metrics_are_added_and_nothing_else_moves(folder):
-    write_metrics(folder, {"test_crps_ratio": 0.98}, "better")
+    write_metrics(folder.parent, {"test_crps_ratio": 0.98}, "better")
 
     values = json.loads((folder / "config.json").read_text())
     assert list(values) == ["versions", "architecture", "rows", "lr", "history", "metrics"]
     assert values["metrics"] == {"test_crps_ratio": 0.98}
     assert json.loads((folder / "metrics.json").read_text()) == {"test_crps_ratio": 0.98, "verdict": "better"}
     before = (folder / "config.json").stat().st_mtime_ns
-    write_metrics(folder, {"test_crps_ratio": 0.98}, "better")
+    write_metrics(folder.parent, {"test_crps_ratio": 0.98}, "better")
     assert (folder / "config.json").stat().st_mtime_ns == before
+    check_sealed(folder.parent)
 
 
 def test_a_published_config_holds_the_digests_of_its_files(folder, tmp_path):
@@ -109,16 +111,3 @@ def test_one_changed_bit_is_damage_where_a_digest_is_known(folder, name):
 def test_a_broken_config_is_damage_without_a_digest_too(folder):
     cut(folder / "config.json", 0.5)
     assert "config.json" in damage_of(folder, {})
-
-
-def test_judging_adds_metrics_to_a_config_without_making_it_another(folder):
-    config = folder / "config.json"
-    trained = file_digests(folder)
-    assert trained_file_damage(config, trained["config.json"]) == ""
-    write_metrics(folder, {"test_crps_ratio": math.nan, "b": 1.5}, "better")
-    assert file_digests(folder)["config.json"] != trained["config.json"]
-    assert trained_file_damage(config, trained["config.json"]) == ""
-    config.write_text(config.read_text().replace('"rows": 500', '"rows": 501'))
-    assert trained_file_damage(config, trained["config.json"])
-    config.unlink()
-    assert trained_file_damage(config, trained["config.json"]) == "it is missing"

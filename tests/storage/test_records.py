@@ -23,7 +23,6 @@ RESULT = ShardResult(
         TrainedMember(
             model=MODEL,
             name="um-BTCUSDT-1h",
-            files={"a": "b"},
             history=({"val_loss": 1.25, "lr": math.nan},),
             report={"epochs_run": 3},
         ),
@@ -68,7 +67,7 @@ def test_another_kind_or_version_is_not_read(tmp_path):
         read_record(path, ShardResult)
 
 
-@pytest.mark.parametrize("change", [{"of": "ETHUSDT-1h"}, {"version": 3}])
+@pytest.mark.parametrize("change", [{"of": "ETHUSDT-1h"}, {"version": 9}])
 def test_kind_version_and_subject_belong_to_the_digested_content(tmp_path, change):
     path = tmp_path / "r.json"
     write_record(path, RESULT, of="BTCUSDT-1h")

@@ -6,4 +6,4 @@ from schemas.identity import ModelId, SeriesId
 
 def member(name):
     model = ModelId("gru", "smoke", SeriesId("spot", "BTCUSDT", "1h"), 1)
-    return TrainedMember(model=model, name=name, files={}, history=(), report={})
+    return TrainedMember(model=model, name=name, history=(), report={})

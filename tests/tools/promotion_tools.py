@@ -5,7 +5,8 @@ import numpy as np
 from flows.train_all import run_train_all
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.storage.records import write_npz
+from tasks.storage.arrays import write_npz
+from tasks.storage.sealed import resealing
 from tasks.tracking.decisions import newest_decisions
 from tasks.tracking.registry import aliases_of
 from tasks.tracking.store import open_store
@@ -69,6 +70,7 @@ def widened(factor, split="test"):
                 arrays = {key: kept[key].copy() for key in kept.files}
             middle = arrays["quantiles"][..., 9:10]
             arrays["quantiles"] = middle + factor * (arrays["quantiles"] - middle)
-            write_npz(path, arrays)
+            with resealing(path.parent, path.name):
+                write_npz(path, arrays)
 
     return spoil

@@ -9,7 +9,9 @@ from cpbmodels.data.columns import feature_frame
 from schemas.handover import JobMember, SeriesRecord, ShardResult, SplitBounds, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.storage.records import file_digest, write_npz, write_record
+from tasks.storage.arrays import write_npz
+from tasks.storage.records import file_digest, write_record
+from tasks.storage.sealed import seal
 from tasks.training.plan import job_key, plan_job
 from tasks.training.shard import RESULT, prepare
 
@@ -70,8 +72,8 @@ def trained_shard(home, job, name="weights"):
     (model / "model.safetensors").write_text(name)
     (model / "config.json").write_text("{}")
     write_npz(model.parent / "test.npz", {"quantiles": np.zeros(3)})
-    files = {file.name: file_digest(file) for file in model.iterdir()}
-    member = TrainedMember(model=job.members[0].model, name=SERIES.name, files=files, history=(), report={})
+    seal(model.parent)
+    member = TrainedMember(model=job.members[0].model, name=SERIES.name, history=(), report={})
     result = ShardResult(key=job_key(job), architecture="gru", members=(member,))
     write_record(folder / RESULT, result, of=folder.name)
     return folder

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import subprocess
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import pytest
 from flows.train_all import run_train_all
 from schemas.errors import DamagedError
 from schemas.run import RunSpec
+from tasks.judging.fleet import known_score
 from tasks.signals.feature_files import read_features, write_features
 from tasks.storage.locks import locked
-from tasks.training.shard import JOB, RESULT, progress_so_far
+from tasks.storage.sealed import SEAL, resealing
+from tasks.training.shard import JOB, RESULT, TRAINED, progress_so_far
 from tasks.verify import verify_all
 from tests.tools.stored_home import DAMAGE, MARKET, SERIES, SPAN, champion, fleet_of, flip, member_of, only
 from tests.tools.verifying import verify_champions, verify_features, verify_fleets
@@ -59,13 +62,13 @@ def test_a_fleet_with_a_damaged_model_is_named_with_its_command(stored, damage, 
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", None])
-def test_scores_that_are_not_those_of_the_config_are_named(stored, content):
+def test_scores_that_are_not_those_of_judging_are_named(stored, content):
     path = member_of(stored, "model/metrics.json")
     path.write_text(content or path.read_text().replace("the random walk", "a random walk"))
     damage = only(verify_fleets(stored, MARKET))
     assert (damage.path, damage.reason) == (
         path.relative_to(stored).as_posix(),
-        "its scores are not those in config.json",
+        "it is not the file that was written (its sha256 differs)",
     )
 
 
@@ -73,16 +76,26 @@ def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored)
     path = member_of(stored, "model/config.json")
     values = json.loads(path.read_text())
     assert values["metrics"]
-    values["metrics"] |= {"test_crps_ratio": 0.1}
-    path.write_text(json.dumps(values, indent=2) + "\n")
-    # the two no longer say the same
-    assert only(verify_fleets(stored, MARKET)).path.endswith("/metrics.json")
-    values["context"] += 1
-    path.write_text(json.dumps(values, indent=2) + "\n")
-    assert {d.path.rsplit("/", 1)[1] for d in verify_fleets(stored, MARKET)} == {
-        "config.json",
-        "metrics.json",
-    }
+    assert not list(verify_fleets(stored, MARKET))
+    for name in ("metrics", "context"):
+        values[name] = values["metrics"] | {"test_crps_ratio": 0.1} if name == "metrics" else 1
+        path.write_text(json.dumps(values, indent=2) + "\n")
+        assert only(verify_fleets(stored, MARKET)).path.endswith("/config.json")
+
+
+def test_a_kill_while_a_member_is_judged_again_costs_no_training(stored):
+    """The files that judging was writing are not finished; what was trained is whole."""
+    member, fleet = member_of(stored), fleet_of(stored)
+    (score,) = member.glob("score-*.npz")
+    with (
+        suppress(KeyboardInterrupt),
+        resealing(member, score.name, "model/config.json", "model/metrics.json"),
+    ):
+        raise KeyboardInterrupt
+    score.write_bytes(b"half")
+    assert not list(verify_fleets(stored, MARKET))
+    assert progress_so_far(fleet) == TRAINED
+    assert known_score(member) is None
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -91,6 +104,7 @@ def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored)
     [
         f"../../{JOB}",
         f"../../{RESULT}",
+        SEAL,
         "score-*.npz",
         "model/metrics.json",
         "model/reference.json",

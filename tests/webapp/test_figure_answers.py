@@ -7,6 +7,7 @@ import pytest
 from tasks.forecasting.record import read_summary, read_sums, record_by_day
 from tasks.judging.member import MemberScore
 from tasks.judging.score_files import score_file
+from tasks.storage.sealed import seal
 from tests.tools.page_service import client_of
 from tests.tools.webapp_store import BTC, SIM_BTC, small_home
 from webapp import figures
@@ -104,6 +105,7 @@ def test_two_models_are_tested_on_the_same_forecasts(client, monkeypatch, tmp_pa
             "BTCUSDT", "1h", name, {}, times, {"crps": losses}, {"crps": np.ones(10)}, 3_600_000_000
         )
         score.to_npz(score_file(folder))
+        seal(folder)
         rows.append(
             {
                 "symbol": "BTCUSDT",
