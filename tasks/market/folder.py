@@ -68,6 +68,7 @@ class FolderIndex:
             period: [*paths]
             for period, paths in found.get((series.symbol, series.timeframe, kind), {}).items()
         }
+        # only the series' own folder is read: a mirror of the exchange holds millions of files
         for layout in layouts:
             for path in _entries(layout / series.symbol / series.timeframe):
                 name = BINANCE_NAME.fullmatch(path.name)
@@ -98,6 +99,7 @@ class FolderIndex:
         markets = {path: self._market_of_layout(path) for path in paths}
         certain = [path for path in paths if markets[path] == series.market]
         uncertain = [path for path in paths if not markets[path]]
+        # a file and a link to it are one file
         if len(certain + uncertain) > 1 and len({path.resolve() for path in certain + uncertain}) > 1:
             remedy = _narrower_source(*(certain + uncertain)[:2])
             raise SourceFault(
@@ -132,6 +134,7 @@ class FolderIndex:
     def _search(self) -> tuple[Found, list[Path]]:
         """Return the files outside Binance's layout, and the layout's folders `klines`."""
         with self._lock:
+            # several threads list series at once, and the tree is walked once
             if self._searched is None:
                 found: Found = defaultdict(lambda: defaultdict(list))
                 layouts: list[Path] = []
@@ -154,6 +157,7 @@ class FolderIndex:
         """
         if not self.root.is_dir():
             return
+        # `seen` ends loops of links; outside `top` nothing is read, whoever made the link
         top, entries, first, is_empty = self.root.resolve(), 0, "", True
         table: Path | None = None
         waiting, seen = [self.root], set()
@@ -175,6 +179,7 @@ class FolderIndex:
             links: list[Path] = []
             folders: list[Path] = []
             try:
+                # sorted: messages and the order of links must not depend on the file system
                 for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
                     entries, first = entries + 1, first or entry.name
                     path = folder / entry.name
@@ -253,6 +258,7 @@ class FolderSource:
         for period, path in self._index.files(series, kind).items():
             key, info = source_file(series, period).key, path.stat()
             self._paths[key] = path
+            # a local file has no ETag: modification time and size change when it is replaced
             remotes.append(Remote(key, f"{info.st_mtime_ns:x}-{info.st_size}", info.st_size))
         return remotes
 

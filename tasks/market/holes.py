@@ -109,14 +109,17 @@ class Holdings:
     def missing(self) -> Runs:
         """The time ranges without candles between the first and the last expected candle."""
         runs, grid = self.runs, grid_of(self.series.timeframe)
+        # a refused or failed file's time counts as expected, also before and after all stored candles
         bad = self._clip(self.spans("quarantined", "failed"))
         if not runs:
             return [whole_candles(grid, a, b, grid.phase) for a, b in bad]
         files = self._clip([f.covered for f in self.wanted if f.period in self.files])
         begin = min([runs[0][0], *(a for a, _ in bad)])
         end = max([runs[-1][1], *(b for _, b in files)])
+        # the gaps are what lies between the runs: every second pair of edges
         edges = [begin, *itertools.chain.from_iterable(runs), end]
         gaps = [whole_candles(grid, *gap, runs[0][0]) for gap in zip(edges[::2], edges[1::2], strict=True)]
+        # rounded inwards to whole candles: the part of a week at the end of a month is no gap
         return [(a, b) for a, b in gaps if b > a]
 
     def _clip(self, runs: Runs) -> Runs:
@@ -145,6 +148,7 @@ def _inside(times: np.ndarray, runs: Runs) -> np.ndarray:
     if not runs:
         return np.zeros(len(times), dtype=bool)
     starts, ends = np.array(runs).T
+    # the last run that begins at or before each time is the only one that may hold it; -1: none
     at = np.searchsorted(starts, times, side="right") - 1
     return np.asarray((at >= 0) & (times < ends[np.maximum(at, 0)]))
 
@@ -165,6 +169,7 @@ class OutageCalendar:
         self.expected = np.zeros(len(self.times), dtype=np.int32)
         self.traded = np.zeros(len(self.times), dtype=bool)
         for holdings in all_series:
+            # a series is a witness from its first to its last candle: before and after it did not trade
             if runs := holdings.runs:
                 listed = [(runs[0][0], runs[-1][1])]
                 self.expected += _inside(self.times, _overlap(holdings.spans("ok", "repaired"), listed))
@@ -175,6 +180,7 @@ class OutageCalendar:
         if not len(self.times):
             return np.zeros(len(times), dtype=np.int32)
         at = np.minimum(np.searchsorted(self.times, times), len(self.times) - 1)
+        # a time that is missing in no series' published files is not in the calendar at all
         silent = (self.times[at] == times) & ~self.traded[at]
         return np.where(silent, np.maximum(self.expected[at], 1), 0)
 
@@ -186,6 +192,7 @@ def find_holes(holdings: Holdings, calendar: OutageCalendar) -> list[Hole]:
     for start, end in holdings.missing:
         times = grid.opens(start, end)
         causes = _causes(holdings, calendar, times, start, end)
+        # a gap may have several causes, as an outage that runs into an unpublished day: a hole each
         bounds = [0, *(np.flatnonzero(causes[1:] != causes[:-1]) + 1), len(causes)]
         holes += [
             Hole(int(times[a]), grid.end(int(times[b - 1])), int(b - a), str(causes[a]))
@@ -198,9 +205,11 @@ def _causes(
     holdings: Holdings, calendar: OutageCalendar, times: np.ndarray, start: int, end: int
 ) -> np.ndarray:
     """Return the cause of each missing candle of a gap. Later assignments override earlier assignments."""
+    # the default: a published file should have the candle, and nothing below explains why not
     causes = np.full(len(times), ABSENT, dtype="U20")
     silent, intact = calendar.silent(times), holdings.spans("ok", "repaired")
     off_grid = np.isin(times, holdings.off_grid_bars)
+    # candles that opened off the grid prove trading: only the rest of the gap is silence
     silence = end - start - int(off_grid.sum()) * (grid_of(holdings.series.timeframe).end(start) - start)
     # at the edge of a file, the file may have been truncated
     inside_a_file = any(
@@ -209,10 +218,12 @@ def _causes(
     # of a table nobody knows whether its exchange was at rest or its maker lost a candle
     short = NOT_IN_TABLE if holdings.series.market == OWN else OUTAGE
     causes[(silent > 1) | ((silent == 1) & (inside_a_file and silence <= _MAX_OUTAGE)) | off_grid] = short
+    # no published file covers the time, so nobody can say what happened in it
     causes[~_inside(times, _join(sorted([*intact, *holdings.runs])))] = UNPUBLISHED
     uncovered = ~_inside(times, intact)
     for status, cause in (("quarantined", QUARANTINED), ("failed", FAILED)):
         causes[_inside(times, holdings.spans(status)) & uncovered] = cause
+    # two candles of one time: both were dropped, until a daily file decides
     disputed = [a.open_time for a in holdings.anomalies if a.kind == "conflict"]
     causes[np.isin(times, disputed)] = QUARANTINED
     absent = causes == ABSENT
@@ -221,6 +232,7 @@ def _causes(
         resumed == end and pause >= _MIN_RELISTING_PAUSE and abs(log(factor)) > RELISTING_JUMP
         for resumed, pause, factor in holdings.joints
     )
+    # a coin that came back as another, or a gap with unpublished days in it: the absent rest was not traded either
     if relisted or (causes == UNPUBLISHED).any():
         causes[absent] = UNPUBLISHED
     # delisted, unless daily files go on

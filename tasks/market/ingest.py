@@ -56,14 +56,17 @@ def update_store(
     report_progress("ingest", 0, 0, "files", "listing the available files")
     with ExitStack() as stack:
         stack.callback(report_progress, "ingest", 1, 1, "files")
+        # before anything else: a home of a newer cpb must not be written
         check_home(scope.home)
         source = stack.enter_context(open_source(scope, limits))
         if not scope.offline:
             stack.enter_context(writer_lock(scope.root))
             mark_home(scope.home)
+            # only behind the lock: the drafts of a writer at work would go
             delete_drafts(scope.root)
         manifest = stack.enter_context(open_manifest(scope.root, offline=scope.offline))
         threads = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
+        # a pool of its own: listings wait for probes, and in one pool might wait for themselves
         probes = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         run = Ingestion(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
         state = _as_stored(run) if scope.offline else _bring_up_to_date(run, tail=tail)
@@ -79,6 +82,7 @@ def _bring_up_to_date(run: Ingestion, *, tail: bool) -> StoreState:
         remember(run.source, run.home)
     plans = plan_files(run, checks_stored=not tail)  # an hourly run must not read the whole store
     store_all(run, ((plan.series, plan.fetch) for plan in plans))
+    # after all files are stored: what is an outage shows only in the candles of all coins together
     fill_holes(run)
     if tail:
         refresh_tail(run)
@@ -104,6 +108,7 @@ def _as_stored(run: Ingestion) -> StoreState:
             code="not-stored",
             field="offline",
         )
+    # the newest of all series: a coin that was delisted does not make the data old
     newest = max(ends)
     before = "before as_of" if run.scope.as_of else "ago"
     old = age((run.end - newest) / 1e6)
@@ -140,6 +145,7 @@ def _series_states(run: Ingestion) -> list[SeriesState]:
                 states.append(SeriesState(series, status=FAILED_SERIES, reason=str(error)))
                 waiting.pop(0)
                 continue
+            # the series stays the first in line, and is described anew without the damaged month
             run.manifest.forget(series, Path(error.field).stem, "found damaged while reading it")
             run.notes.append(f"{error}")
     return states

@@ -61,6 +61,7 @@ class Ingestion:
         first, last = whole_candles(grid, self.start, self.end, opened)
         if series in self.plans:
             planned = {file.period: file for file in self.plans[series].wanted}
+            # daily files and days of REST that filled holes of a monthly file, which alone is in the plan
             stand_ins = [
                 file
                 for period, record in files.items()

@@ -60,8 +60,10 @@ def read_klines(
             code="no-candles",
         )
     tail = None if confirmed else _tail(home, series)
+    # where the tail begins depends on the newest stored candle, so no later month may be left out
     until = last if tail is None else 1 << 62
     bounds = {path: period_bounds(path.stem) for path in parts}
+    # other months are not even opened: a forecast needs the newest few of a coin's many
     needed = [path for path, (start, end) in bounds.items() if start <= until and end > first]
     stored = _read_parts(series, needed)
     frame = _between(stored, first, last)
@@ -88,6 +90,7 @@ def _read_parts(series: SeriesId, parts: list[Path]) -> pl.DataFrame:
     reason = "its candles are not those that were written"
     try:
         metadata = {path: pl.read_parquet_metadata(path) for path in parts}
+        # one call for all months: polars decodes them side by side
         frame = _read(parts)
         months = dict(split_months(frame))
         digests = {path: digest_of(months.get(path.stem, frame.clear())) for path in parts}
@@ -155,6 +158,7 @@ def part_paths(home: Path, series: SeriesId) -> list[Path]:
 def _read(paths: list[Path]) -> pl.DataFrame:
     if not paths:
         return pl.DataFrame(schema=KLINES)
+    # no glob: a home's path may hold brackets; no hive: `interval=…/symbol=…` would become columns
     return pl.read_parquet(paths, columns=list(KLINES), glob=False, hive_partitioning=False)
 
 
@@ -208,6 +212,7 @@ def find_runs(rows: pl.DataFrame, grid: Grid) -> tuple[list[tuple[int, int]], li
     if not len(times):
         return [], []
     opens, closes = rows["open"].to_numpy(), rows["close"].to_numpy()
+    # a leap ends a run too, so that the edges in the manifest show it without reading the month
     breaks = np.flatnonzero((grid.end(times[:-1]) != times[1:]) | level_leaps(opens, closes)[1:])
     first, last = np.r_[0, breaks + 1], np.r_[breaks, len(times) - 1]
     runs = [(int(a), grid.end(int(b))) for a, b in zip(times[first], times[last], strict=True)]
@@ -218,6 +223,7 @@ def digest_of(rows: pl.DataFrame) -> str:
     """Return a digest of the candles' values, whatever their file."""
     state = hashlib.sha256()
     for name in KLINES:
+        # by the bits of each value: a text of it might round, and 0.0 equals -0.0
         state.update(np.ascontiguousarray(rows[name].to_numpy()).view(np.int64).data)
     return state.hexdigest()
 
@@ -260,6 +266,7 @@ def digest_and_idle(
         if not path.exists():
             raise _damaged(series, path, "it is missing")
         digest, idle = part.digest, (part.zeros, part.still)
+        # the manifest's figures are of the whole month
         if begin < first or newest > last:
             cut = _between(read_part(home, series, part.month), first, last)
             digest, idle = digest_of(cut), _idle(cut)
@@ -282,5 +289,6 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
     while start < len(times):
         month = month_of(int(times[start]))
         end = int(np.searchsorted(times, period_bounds(month)[1]))
+        # a slice shares its memory with `rows`
         yield month, rows.slice(start, end - start)
         start = end

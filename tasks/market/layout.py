@@ -57,6 +57,7 @@ class Grid:
         """Return the open times in `[start, end)`; `start` must be an open time."""
         if self.step:
             return np.arange(start, end, self.step)
+        # the month after that of the moment before t is the first that opens at t or later
         first, last = np.array([_month(t - 1, 1) for t in (start, end)]).view("M8[us]").astype("M8[M]")
         return np.arange(first, last).astype("M8[us]").view(np.int64)
 
@@ -66,6 +67,7 @@ class Grid:
 
 
 def _month(time: Times, later: int) -> Times:
+    # numpy counts calendar months in M8[M], whatever their length
     months = np.asarray(time, dtype=np.int64).view("M8[us]").astype("M8[M]") + later
     starts = months.astype("M8[us]").view(np.int64)
     return starts if isinstance(time, np.ndarray) else int(starts)
@@ -96,6 +98,7 @@ def utc_text(us: int) -> str:
     return instant(us).isoformat().replace("+00:00", "Z")
 
 
+# asked for each file of a listing; there is room for 44 years of days
 @lru_cache(maxsize=1 << 14)
 def period_bounds(period: str) -> tuple[int, int]:
     """Return `[start, end)` of `2024-01` or `2024-01-31`."""
@@ -103,6 +106,7 @@ def period_bounds(period: str) -> tuple[int, int]:
         start = to_us(datetime.strptime(period, "%Y-%m-%d").replace(tzinfo=UTC))
         return start, start + DAY
     first = datetime.strptime(period, "%Y-%m").replace(tzinfo=UTC)
+    # 32 days after the first of a month lies in the next, whatever the month's length
     return to_us(first), to_us((first + timedelta(days=32)).replace(day=1))
 
 
@@ -215,4 +219,5 @@ def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
         file.bounds  # noqa: B018
     except (ValueError, OverflowError):  # no such month or day
         return None
+    # the same name in another folder is another file, as a copy in a mirror
     return replace(file, **vars(remote)) if file.key == remote.key else None

@@ -117,11 +117,13 @@ class Catalogue:
             query = {"prefix": prefix}
             if start > _FIRST_MONTH:  # skips the files before
                 first = month_of(start) if kind == "monthly" else day_of(start)
+                # names are sorted, and `…-2024-01` stands just before `…-2024-01.zip`
                 query["marker"] = f"{prefix}{series.symbol}-{series.timeframe}-{first}"
             pages = list(_pages(source, query))
             self.lists = bool(pages)
             if pages:
                 return [remote for page in pages for remote in page.files]
+        # no listing: each possible name is asked for, side by side, since most answers are a 404
         ask = self.probe_with.map if self.probe_with else map
         return [r for r in ask(source.head, [source_file(series, p).key for p in periods]) if r]
 
@@ -200,10 +202,12 @@ def _pages(source: HttpSource, query: dict[str, str]) -> Iterator[_Page]:
         marker = query.get("marker", "")
         if page is None or "" < page.following <= marker:
             raise SourceFault(f"the listing breaks off after {marker or query['prefix']}")
+        # an entry outside the prefix would be stored as another series' file
         if foreign := next((name for name in page.names if not name.startswith(query["prefix"])), ""):
             raise SourceFault(
                 f"the listing of {query['prefix']} holds {foreign[:200]!r}, which is not below it"
             )
+        # a server that ignores the marker sends its first page for ever
         if page.following and seen.issuperset(page.names):
             raise SourceFault(f"the listing repeats its entries after {marker or query['prefix']}")
         seen.update(page.names)

@@ -118,6 +118,7 @@ class Manifest:
         try:
             self._open(path)
             if not read_only:
+                # readers go on while a run writes; each commit is on the disk before the next file is taken
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
         except BaseException as error:
@@ -136,9 +137,11 @@ class Manifest:
     def _open(self, path: Path) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         tables = dict(self._db.execute("SELECT name, sql FROM sqlite_master"))
+        # a new file: SQLite has just made it, empty
         if not version and not tables:
             script = ";".join([*_TABLES.values(), f"PRAGMA user_version={VERSION}"])
             self._db.executescript(f"BEGIN;{script};COMMIT;")
+        # version and tables differ together: an older or newer cpb wrote it, and no byte is damaged
         elif version != VERSION and tables != _TABLES:
             files = shlex.join(str(path) + ending for ending in ENDINGS)
             raise CpbError(
@@ -147,6 +150,7 @@ class Manifest:
                 code="manifest-version",
                 field=str(path),
             )
+        # one of the two alone: a flipped byte, as no version of cpb has written that
         elif version != VERSION:
             raise sqlite3.DatabaseError(f"its version is {version}, its tables are those of {VERSION}")
         elif tables != _TABLES:
@@ -203,15 +207,18 @@ class Manifest:
         A lost file or part is fetched again. Lost anomalies leave no trace in the other tables: the files of their
         series are marked as failed, or those of all series if even that is not known.
         """
+        # series of which an anomaly was lost; the empty tuple: of an unknown series
         lost = set[tuple[Any, ...]]()
         for table in _TABLES:
             rows, is_complete = _readable_rows(damaged, table)
             intact = {row for row in rows if _is_intact(table, row)}
             with self._transaction():
+                # sorted: equal contents give an equal file, whatever order the damaged one was read in
                 self._insert(table, sorted((row[:-1] for row in intact), key=repr))
             if table == "oddities":
                 lost = {row[:3] for row in rows - intact} | (set() if is_complete else {()})
         stored = {_name(series): series for series in self.series()}
+        # a damaged row may name a series that does not exist: then any series may be the one
         for series in stored.values() if lost - stored.keys() else (stored[name] for name in lost):
             reason = "anomalies of its candles were lost with a damaged manifest"
             records = self.files(series).values()
@@ -235,6 +242,7 @@ class Manifest:
                     )
             self._insert("files", [(*name, *_flat(f)) for f in files])
             self._insert("parts", [(*name, *_flat(p)) for p in parts])
+            # what the new candles say of this time replaces what the old ones said
             within = f"DELETE FROM oddities WHERE {_SERIES} AND open_time>=? AND open_time<?"
             self._db.execute(within, (*name, *span))
             self._insert("oddities", [(*name, *_flat(a)) for a in anomalies])
@@ -265,6 +273,7 @@ class Manifest:
 
     def _insert(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         if rows:
+            # one more than the values: the row's checksum
             marks = ",".join("?" * (len(rows[0]) + 1))
             signed = [(*row, _checksum(table, row)) for row in rows]
             self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", signed)
@@ -291,6 +300,7 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
 
 def _checksum(table: str, row: tuple[Any, ...]) -> str:
     """Return the checksum of a row's values, which are texts and whole numbers; exchanged tables are found, too."""
+    # repr tells 1 from "1" and None; the table's name is in it, as rows of two tables may look alike
     text = repr((table, *row)).encode(errors="backslashreplace")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
@@ -309,12 +319,14 @@ def _readable_rows(db: sqlite3.Connection, table: str) -> tuple[set[tuple[Any, .
     """Return the rows of a table before and after an unreadable page, and whether there is no such page."""
     rows = set[tuple[Any, ...]]()
     is_complete = True
+    # a scan ends at the damaged page: from the other end the rows behind it are reached, too
     for order in ("ASC", "DESC"):
         try:
             rows.update(_rows(db, table, order))
         except SQLITE_ERRORS:
             is_complete = False
     with suppress(*SQLITE_ERRORS):
+        # a lost page may be skipped without an error, and only SQLite's own check tells
         is_complete &= db.execute(f"PRAGMA integrity_check({table})").fetchone()[0] == "ok"
     return rows, is_complete
 

@@ -39,6 +39,7 @@ def manifest_damage(path: Path, *, read_only: bool = False) -> str:
 def intact_manifest(path: Path, *, read_only: bool = False) -> Iterator[Manifest]:
     """Yield a manifest; of a damaged or missing file, with its `fault`, a copy of its intact rows in memory."""
     damage = manifest_damage(path, read_only=read_only)
+    # in memory: a reader must not replace the file, which a writer may be using
     if damage or not path.exists():
         with Manifest(Path(":memory:")) as manifest:
             if damage and path.exists():
@@ -62,9 +63,11 @@ def _rebuild(path: Path) -> None:
     """
     draft = draft_name(path)
     try:
+        # made beside it and renamed: a run killed here leaves the damaged file for the next one
         with Manifest(draft) as manifest:
             if path.exists():
                 _copy_damaged(path, manifest, read_only=False)
+        # the journals of the damaged file must go with it, or SQLite would replay them into the new one
         for file in (path.with_name(path.name + ending) for ending in ENDINGS):
             if file.exists():
                 file.replace(f"{file}.damaged")
@@ -104,6 +107,7 @@ def open_manifest(root: Path, *, offline: bool) -> Iterator[Manifest]:
         with Manifest(path) as manifest:
             yield manifest
     except Exception as error:
+        # a full disk comes as one of SQLite's errors or as an OSError: asked first, as neither is damage
         if not isinstance(error, CpbError) and is_disk_full(error):
             raise DiskFull(f"no space left in {root}: free some, or set CPB_HOME to another disk") from error
         if is_corrupt(error, path):

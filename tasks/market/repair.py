@@ -25,6 +25,7 @@ WRONG_DAYS = ("2020-12-21", "2021-09-29")
 
 def fill_holes(run: Ingestion) -> None:
     """Search other files and REST for the candles that the run's series lack, and store what is found."""
+    # once for all series, before the first repair: the outages are those of the published files
     holdings, calendar = run.calendars()
     for series in (series for series, plan in run.plans.items() if not plan.fault):
         outages = calendar[series.timeframe]
@@ -35,6 +36,7 @@ def fill_holes(run: Ingestion) -> None:
             if _is_suspicious(hole, outages) and not any(a <= hole.start and hole.end <= b for a, b in recent)
         ]
         wrong: set[str] = set()
+        # only after their month was fetched anew: the repaired days are on record, and stay
         if series.market == SPOT and series.timeframe in ("15m", "1h"):
             fetched = {file.period for file in run.plans[series].fetch}
             wrong = {day for day in WRONG_DAYS if day[:7] in fetched}
@@ -67,6 +69,7 @@ def _fill(
     _note_use(run, series, filled, "days of REST")
     if filled:
         left = _still_missing(run, series, outages, holes)
+    # searched without result: not again for a week, unless REST could not be asked to the end
     if complete:
         run.manifest.save_searched(
             series, [(hole.start, hole.end, run.now) for hole in left if hole.cause != FAILED]
@@ -84,6 +87,7 @@ def _from_daily_files(run: Ingestion, series: SeriesId, wanted: list[str]) -> li
 
     def is_due(file: SourceFile) -> bool:
         record = records.get(file.period)
+        # a daily file that was stored without fault holds nothing more: its candles are in the store
         return record is None or record.version != file.version or record.status == "failed"
 
     listed = run.catalogue.files(series, "daily", period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1])
@@ -99,6 +103,7 @@ def _from_rest(run: Ingestion, series: SeriesId, wanted: list[str]) -> tuple[lis
     """
     if not isinstance(run.source, HttpSource):
         return [], True
+    # too many to ask: the holes stay open, and are not recorded as searched
     if len(wanted) > _MAX_REST_DAYS:
         return [], False
     fetched = [item for day in wanted if (item := fetch_day(run, series, day))]

@@ -35,6 +35,7 @@ def fetch_day(run: Ingestion, series: SeriesId, day: str) -> Fetched | None:
         return None
     try:
         rows = _ask(run.source, series, *period_bounds(day))
+    # of this series alone, as for a delisted pair: REST stays on for the others
     except Rejected:
         return None
     except NotFound:
@@ -44,6 +45,7 @@ def fetch_day(run: Ingestion, series: SeriesId, day: str) -> Fetched | None:
         run.rest_off = f"REST {fault}"
         run.notes.append(f"REST not available: {fault}")
         return None
+    # a local clock ahead of the exchange's would take an open candle for a closed one
     end = min(run.end, run.now + int(1e6 * min(0, run.source.clock_ahead or 0)))
     closed = [row for row in rows if grid_of(series.timeframe).end(to_microseconds(row[0])) <= end]
     csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
@@ -70,6 +72,7 @@ def _ask(source: HttpSource, series: SeriesId, start: int, end: int) -> list[lis
         rows += page
         if len(page) < page_size:
             break
+        # a full page: the next begins behind its last candle
         start = grid_of(series.timeframe).end(max(times))
     return rows
 
@@ -94,6 +97,7 @@ def refresh_tail(run: Ingestion) -> None:
             for day in opening_days(grid_of(series.timeframe), last, run.end)
             if (f := fetch_day(run, series, day))
         ]
+        # a day begins before the last stored candle: what the files have is not provisional
         rows = _clean(run, series, fetched).filter(pl.col("open_time").to_physical() >= last)
         path = series.folder(run.home, "provisional") / "tail.parquet"
         if rows.height:

@@ -84,6 +84,7 @@ PAGE = 1000  # keys on one page of S3's listing
 
 
 def _rng(*name: object) -> np.random.Generator:
+    # seeded by names, not by a counter: a month is the same whatever was generated before it
     digest = hashlib.sha256("/".join(map(str, ("cpb-sim-1", *name))).encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
 
@@ -91,9 +92,11 @@ def _rng(*name: object) -> np.random.Generator:
 @lru_cache(maxsize=64)
 def _slow_volatility(name: str) -> np.ndarray:
     """Return the log of the volatility level for each day since 2017: an AR(1) around zero."""
+    # 8,000 days from 2017 on: until 2038
     shocks = _rng("slow", name).standard_normal(8000) * 0.08
     level, path = 0.0, np.empty(len(shocks))
     for day, shock in enumerate(shocks):
+        # half-life of 23 days; the stationary deviation is .08 / √(1 - .97²) = .33
         level = 0.97 * level + shock
         path[day] = level
     return path
@@ -109,11 +112,13 @@ def _season(times: np.ndarray) -> np.ndarray:
 
 def _shocks(name: str, month: str, size: int) -> np.ndarray:
     """Return clustered, heavy-tailed returns of unit size: a GARCH(1,1) with Student-t innovations."""
+    # a Student-t of 4 degrees has variance 2: scaled to 1
     innovations = _rng("shock", name, month).standard_t(_SHAPE, size) * math.sqrt((_SHAPE - 2) / _SHAPE)
     variance, returns = 1.0, np.empty(size)
     for i, z in enumerate(np.clip(innovations, -7, 7).tolist()):
         r = math.sqrt(variance) * z
         returns[i] = r
+        # GARCH(1,1), .04 + .07 + .89 = 1: mean variance 1; the cap keeps one shock from ruling a month
         variance = min(25.0, 0.04 + 0.07 * r * r + 0.89 * variance)
     return returns
 
@@ -151,15 +156,19 @@ def quarter_hours(symbol: str, month: str) -> pl.DataFrame:
     sigma = _SIGMA_15M * (1 + 0.6 * _rng("size", symbol).random()) * level
     returns = sigma * (0.7 * market + 0.7 * _shocks(symbol, month, size))
     anchors = _monthly_levels(symbol)[_month_index(month) :][:2]
+    # a bridge from this month's anchor to the next one's, so that months fit without knowing each other
     path = anchors[0] + np.cumsum(returns + (anchors[1] - anchors[0] - returns.sum()) / size)
     close = np.exp(path)
+    # no gap between candles: an open is the close before it
     open_ = np.concatenate([[np.exp(anchors[0])], close[:-1]])
     reach = np.abs(returns) * 0.25 + sigma * 0.35
     high = np.maximum(open_, close) * np.exp(reach * noise.exponential(1, size))
     low = np.minimum(open_, close) * np.exp(-reach * noise.exponential(1, size))
+    # five significant digits, and never finer than the 8 decimals of the files
     tick = 10.0 ** max(-8, math.floor(math.log10(open_[0])) - 4)
     open_, high, low, close = (np.maximum(np.round(x / tick), 1) * tick for x in (open_, high, low, close))
     activity = np.exp(0.6 * noise.standard_normal(size)) * (0.5 + np.abs(returns) / sigma) * level**1.5
+    # one price for all of a coin's history: its volume does not shrink as its price grows
     typical_price = float(np.exp(_monthly_levels(symbol)[_month_index("2025-01")]))
     volume = np.round(_TURNOVER / typical_price * activity, 5)
     share = np.clip(0.5 + 0.08 * noise.standard_normal(size), 0.05, 0.95)
@@ -289,6 +298,7 @@ def listing_page(entries: list[tuple[str, str, int]], query: dict[str, str]) -> 
         else:
             shown = f"<Size>{size}</Size>" if size >= 0 else ""
             contents.append((key, f"<Key>{escape(key)}</Key><ETag>&quot;{etag}&quot;</ETag>{shown}"))
+    # as S3: entries strictly behind the marker, at most a page of them
     after = [item for item in contents if item[0] > marker]
     page, more = after[:PAGE], len(after) > PAGE
     body = "".join(f"<Contents>{text}</Contents>" for _, text in page)

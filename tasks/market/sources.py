@@ -48,6 +48,7 @@ def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
             Path(source), ",".join(scope.symbols) or "all", ",".join(scope.timeframes), scope.reading
         )
         return
+    # the folder of a mirror; a URL may name a server on this machine
     if source and scope.market != SIM and "://" not in source:
         yield FolderSource(Path(source))
         return

@@ -38,6 +38,7 @@ def _in_series_folders(root: Path, tree: str) -> Iterator[Path]:
 
 def delete_drafts(root: Path) -> None:
     """Delete the drafts left by a killed run in a market home, including futures (`klines-um`)."""
+    # drafts of a rebuild, with the journals that SQLite made beside them
     for path in root.glob(f".{MANIFEST}.*"):
         if _MANIFEST_DRAFT.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -59,6 +60,7 @@ def writer_lock(root: Path) -> Iterator[None]:
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
+        # the lock is of the market home: simulated candles may be written beside real ones
         lock = open_lock(root / "writer.lock")
     except (OSError, CpbError) as error:
         raise CpbError(
@@ -66,6 +68,7 @@ def writer_lock(root: Path) -> Iterator[None]:
         ) from error
     with lock:
         try:
+            # the caller decides whether to wait: a step tries again, a command says who is at work
             acquire(lock, wait=False)
         except BusyError as error:
             raise BusyError(

@@ -75,6 +75,7 @@ def series_state(home: Path, holdings: Holdings, calendar: OutageCalendar, reaso
     series, runs, grid = holdings.series, holdings.runs, grid_of(holdings.series.timeframe)
     last = grid.latest(holdings.last)
     records = [holdings.files[f.period] for f in holdings.wanted if f.period in holdings.files]
+    # of the wanted files only: others of the series may lie outside the time range
     statuses = [record.status for record in records]
     holes = find_holes(holdings, calendar)
     times: dict[str, list[str]] = {"off-grid": [], "odd close": []}
@@ -91,6 +92,7 @@ def series_state(home: Path, holdings: Holdings, calendar: OutageCalendar, reaso
         files={
             **{status: statuses.count(status) for status in ("ok", "repaired", "quarantined")},
             "unverified": sum(bool(r.facts.get("unverified")) for r in records),
+            # failed downloads, and listed files that this run did not come to
             "missing": statuses.count("failed") + len(holdings.wanted) - len(records),
         },
         off_grid=len(times["off-grid"]),
@@ -114,6 +116,7 @@ def _file_notes(record: FileRecord) -> list[str]:
 
 def _set_status(state: SeriesState, holes: list[Hole], reason: str) -> None:
     lacking = [hole for hole in holes if hole.cause in LACKING]
+    # no candle is worse than any hole, so it is told alone
     if not state.rows:
         state.status, state.reason = FAILED_SERIES, reason or "no candle in this time range"
     elif reason or lacking or state.leaps:

@@ -83,6 +83,7 @@ class TableSource:
                 if "volume" not in candles.columns:
                     self.notes.append(f"{series}: {name} has no volume, so 0 is stored")
                 self.notes += [f"{series}: {name} {note}" for note in table.read.notes]
+                # 0 for amounts that no table has: a null would break the contract of candles
                 missing = {column: kind for column, kind in KLINES.items() if column not in candles.columns}
                 candles = candles.with_columns(pl.lit(0, kind).alias(n) for n, kind in missing.items())
                 times = candles["open_time"].to_physical()
@@ -92,6 +93,7 @@ class TableSource:
                     first, last = period_bounds(month)
                     file = replace(
                         source_file(series, month),
+                        # the version of a month changes with its candles, or if another file names them
                         etag=f"{name}@{digest_of(part)[:16]}",
                         since=max(begin, first),
                         until=min(end, last),
@@ -103,6 +105,7 @@ class TableSource:
 def remember(source: TableSource, home: Path) -> None:
     """Keep how the source is read, so that later runs without the options read it alike."""
     known, name = remembered(home), os.path.abspath(source.root)  # noqa: PTH100
+    # nothing to remember, or known: the file is not written for each run
     if known.get(name, Reading()) == source.reading:
         return
     known |= {name: source.reading}
@@ -124,16 +127,20 @@ def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -
     """
     for series in filter(source.holds, scope.series):
         months = list(manifest.parts(series))
+        # a damaged month is fetched anew whatever the table says
         sound = [month for month in months if not damage_of(part_path(scope.home, series, month))]
         if not sound:
             continue
         table = pl.concat(source.months(series).values())
         every = pl.concat([read_part(scope.home, series, month) for month in sound])
+        # only where both have candles: a table may grow, and lose its oldest
         stored = every.filter(pl.col("open_time").is_between(table["open_time"][0], table["open_time"][-1]))
+        # by time and prices; volumes are revised more often, and tell less
         differing = stored.join(table, on=["open_time", *PRICES], how="anti").height
         replaces_all = stored.height == every.height and sound == months
         if differing <= MAX_CHANGED * stored.height and not (stored.is_empty() and sound == months):
             continue
+        # rewriting replaces all of the series, or corrects the smaller half of what both have
         if scope.rewrite and (replaces_all or 0 < 2 * differing <= stored.height):
             continue
         path = source.path(series).absolute()

@@ -57,6 +57,7 @@ def store_all(run: Ingestion, groups: Iterable[Batch], status: str = "ok") -> li
             run.fetched_files += len(writing.batch)
             run.notes += writing.notes
             run.warnings += writing.warnings
+            # below `due` until the end: holes may still be filled, and 100 % would say that nothing is left
             due = sum(len(p.fetch) for p in run.plans.values())
             report_progress("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
 
@@ -115,6 +116,7 @@ class Writing:
     ) -> None:
         self.home, self.manifest, self.series, self.batch, self.status = home, manifest, series, batch, status
         arrived = trim_all(batch)
+        # all files of a series at once: neighbours are compared, and one parse is cheaper than fifty
         frame, faults = read(arrived)
         coming = [item.file.bounds for item in arrived]
         kept = [  # neither replaced nor filled
@@ -164,6 +166,7 @@ class Writing:
                 f"{self.series}: {counted(changed, 'stored candle')} replaced: the source has changed them"
             )
         if parts:
+            # the renames must be on the disk before the manifest says so
             sync(self.series.folder(self.home, "klines"))
         for month, part in split_months(with_stored_columns(self.checked.off_grid)):
             write_parquet(self.series.folder(self.home, "offgrid") / f"{month}.parquet", part)

@@ -53,6 +53,7 @@ def write_features(
     Raises:
         MemberError: the store has no candle of this series in the range.
     """
+    # read first, found or not: only their digest says whether a stored file is of the same candles
     klines = _klines(home, series, since=since, as_of=as_of)
     digest = klines_digest(klines)
     path = _path(home, series, digest)
@@ -61,6 +62,7 @@ def write_features(
         return stored
     buffer = io.BytesIO()
     frame = check_features(feature_frame(klines, series.timeframe))
+    # lz4: computed again from the candles at any time, so quick to read matters more than small
     frame.write_parquet(buffer, compression="lz4", statistics=False)
     write_bytes(path, buffer.getvalue())
     grid = grid_of(series.timeframe)
@@ -75,6 +77,7 @@ def write_features(
         last_us=runs[-1][1],
         runs=runs if len(runs) > 1 else (),
     )
+    # after the file: a run killed in between leaves a file without record, which is made again
     write_record(path.with_suffix(".json"), record, of=record.path)
     _prune(path.parent)
     return record
@@ -95,6 +98,7 @@ def _intact_record(home: Path, path: Path) -> SeriesRecord | None:
         "%s or its record was damaged or belongs to other candles: deleted and computed again",
         path.relative_to(home),
     )
+    # both, whichever is damaged: one without the other is of no use
     path.unlink(missing_ok=True)
     beside.unlink(missing_ok=True)
     return None
@@ -137,6 +141,7 @@ def series_of(frame: pl.DataFrame, series: SeriesId, bounds: SplitBounds) -> Ser
 def _with_spans(series: Series, bounds: SplitBounds) -> Series:
     assert series.times is not None
     rows = {
+        # a bound in a hole falls on the next candle, as both ends of a span are rounded alike
         name: np.searchsorted(series.times, [to_us(start), to_us(end)]).tolist()
         for name, (start, end) in bounds.items()
     }
@@ -161,6 +166,7 @@ def newest_series(
     """
     klines = _klines(home, series, since=since, as_of=as_of, confirmed=False)
     path = _path(home, series, klines_digest(klines))
+    # a training has computed just these candles: its file has the same values, and is read from its end
     if _intact_record(home, path):
         frame = pl.scan_parquet(path).tail(rows).collect()
     else:
@@ -189,10 +195,12 @@ def newest_cross_sections(
     So a forecast does not depend on the coins requested with it. `how`: as in `newest_series`. A coin without
     candles in the scope is left out, and so is a damaged one, which its own forecast reports.
     """
+    # all stored coins, not those of the forecast: what a coin's column is compared with must not depend on the command
     keys = set(wanted)
     coins = {}
     for name in stored_series(home, "klines") if keys else ():
         if market_key(name) in keys:
+            # a damaged coin fails in its own forecast, where it is named
             with suppress(MemberError):
                 coins[name] = newest_series(home, name, rows=CROSS_SECTION_ROWS, **how)
     return cross_sections(coins)
@@ -204,6 +212,7 @@ def klines_digest(klines: pl.DataFrame) -> str:
     `tasks.market.klines.digest_of` differs: it covers every stored column, to detect a damaged month.
     """
     state = hashlib.blake2b(digest_size=20)
+    # what columns are computed from; the other amounts may be revised without another model
     for name in ("open_time", *PRICES, "volume"):
         state.update(klines[name].to_physical().to_numpy().tobytes())
     return state.hexdigest()
@@ -226,6 +235,7 @@ def _path(home: Path, series: SeriesId, digest: str) -> Path:
 def _prune(folder: Path) -> None:
     """Remove the least recently used feature files; only files named like a feature file are considered."""
     files = [path for path in folder.iterdir() if FEATURE_FILE.fullmatch(path.name)]
+    # by last use, which `write_features` stamps on a file that it finds
     for old in sorted(files, key=lambda p: p.stat().st_mtime, reverse=True)[KEPT_FILES:]:
         old.unlink(missing_ok=True)
         old.with_suffix(".json").unlink(missing_ok=True)

@@ -43,14 +43,17 @@ def fold_bounds(records: Sequence[SeriesRecord], count: int) -> list[SplitBounds
     Raises:
         UsageError: the history is too short for `count` folds.
     """
+    # by the longest history: a young coin must not shorten the test of all others
     usual = _usual_test(max(r.rows for r in records))
     long = LONG_TEST // _grid(records)[1]
     if long > usual:
         longer = _folds(records, count, long)
+        # in every fold: one coin too short in one of them, and all keep the usual length
         if all(_is_long_enough(record, bounds) for record in records for bounds in longer):
             return longer
     shorter = _folds(records, count, usual)
     first, step = shorter[0].train, _grid(records)[1]
+    # one fold is checked series by series (`check_enough`); of several, the first has the least to train on
     if count > 1 and (first[1] - first[0]) // step < FEATURE_WARMUP + MIN_ROWS:
         raise UsageError(
             f"folds {count}: the {shorter[0].timeframe} history is too short; use fewer folds or an earlier since",
@@ -70,6 +73,7 @@ def shortened(records: Sequence[SeriesRecord], count: int) -> str:
         return ""
     longer = _folds(records, count, LONG_TEST // step)
     short = [r for r in records if not all(_is_long_enough(r, bounds) for bounds in longer)]
+    # no coin stands out: it is the history that is short, not these coins
     if not short or len(short) == len(records):
         return ""
     names, days = ", ".join(r.series.name for r in short), usual * step / timedelta(days=1)
@@ -97,15 +101,19 @@ def _folds(records: Sequence[SeriesRecord], count: int, test: int) -> list[Split
     timeframe, step, start, end = _grid(records)
     validation = max(1, int(test * VALIDATION_SHARE))
     result = []
+    # laid out backwards from the newest candle, as the newest test says most of tomorrow:
+    # … train | embargo | validation | embargo | test; the next older fold ends where this test begins
     for back in range(count - 1, -1, -1):
         stop = end - back * test * step
         test_from = stop - test * step
+        # the last validation target, HORIZON candles on, and the longest window of the first test row do not meet
         validation_to = test_from - EMBARGO * step
         validation_from = validation_to - validation * step
         train_to = validation_from - EMBARGO * step
         result.append(
             SplitBounds(
                 timeframe=timeframe,
+                # never before its start: a history that is too short has an empty span, which `check_enough` names
                 train=(min(start, train_to), train_to),
                 validation=(validation_from, validation_to),
                 test=(test_from, stop),
@@ -126,6 +134,7 @@ def check_enough(
         min_rows = MIN_ROWS + (FEATURE_WARMUP if split == "train" else 0)
         if rows[split] >= min_rows:
             continue
+        # what lies behind the training span, and the fewest rows in it that can be learnt from
         needed = (bounds.test[1] - bounds.train[1]) // step + FEATURE_WARMUP + MIN_ROWS
         if total < needed:
             needed = max(needed, _min_rows())
@@ -140,6 +149,7 @@ def check_enough(
 
 def _min_rows() -> int:
     """Return the shortest history with long enough spans: they grow with it, so there is no closed form."""
+    # counted up: the test span is rounded down and capped, so no formula inverts it
     rows = FEATURE_WARMUP
     while True:
         test = _usual_test(rows)
@@ -157,6 +167,7 @@ def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> 
     """
     for split, (start, end) in bounds.items():
         origins, span = series.origins(split, 1, HORIZON), f"{split} span {start:%Y-%m-%d} to {end:%Y-%m-%d}"
+        # its σ is 0 there, and every score would be undefined
         if series.is_frozen(origins):
             raise MemberError(
                 f"{name}: its price never moves in the {span}, so nothing can be learnt or "
@@ -180,6 +191,7 @@ def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> 
 
 
 def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime]:
+    # unpacking fails for none and for several, which is the caller's mistake
     (timeframe,) = {record.series.timeframe for record in records}
     step = timedelta(seconds=INTERVAL_SECONDS[timeframe])
     start = instant(min(r.first_us for r in records))
