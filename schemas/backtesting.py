@@ -46,6 +46,7 @@ class BacktestSpec(RunSpec):
         import cpbmodels
 
         names = dict.fromkeys(fleet.architecture for fleet in self.fleets)
+        # classes have no quantiles: neither CRPS nor a baseline's forecast to set beside them
         if classifiers := [name for name in names if cpbmodels.architecture(base_of(name)).classifier]:
             raise UsageError(
                 f"architectures: a backtest judges forecasts of prices; leave {', '.join(classifiers)} out",
@@ -56,6 +57,7 @@ class BacktestSpec(RunSpec):
 
     @model_validator(mode="after")
     def _only_what_the_gate_can_judge(self) -> Self:
+        # a switch is of one timeframe, and its evidence is pooled over that one's coins
         if self.gate and len(self.intervals) != 1:
             raise UsageError("gate: it decides on one timeframe; name one", code="gate", field="timeframes")
         if self.trials > 1 and not self.gate:

@@ -30,6 +30,7 @@ class BoardSpec(Spec):
                 code="run",
                 field=given[0],
             )
+        # parsed for their errors, which belong to the command line
         _ = self.symbols, self.intervals
         return self
 

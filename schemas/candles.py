@@ -51,6 +51,7 @@ CANDLE_FAULTS: Mapping[str, pl.Expr] = {
         )
         for name in PRICES
     },
+    # 0 is allowed: a candle in which nothing was traded
     **{f"{name} is negative": pl.col(name) < 0 for name in list(KLINES)[5:]},
     **{
         f"{name} is above {MAX_VOLUME:g}": pl.col(name) > MAX_VOLUME

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from cpbmodels.data import COIN_CURRENCIES, INTERVAL_SECONDS
+from schemas.base import names_in
 from schemas.errors import UsageError
 
 COINS = (
@@ -124,13 +125,16 @@ def symbol_of(coin: str, *, quoted: bool = False) -> str:
     Raises:
         UsageError: the text cannot be a symbol.
     """
+    # BTC/USDT, as ccxt and freqtrade write pairs
     name = coin.strip().upper().replace("/", "")
     if not SYMBOL.fullmatch(name):
         raise UsageError(
             f"coins {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT", code="coins"
         )
+    # a currency at its end, unless the coin is that currency: USDC means USDCUSDT
     if quoted or "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
         return name
+    # ETHBTC is a pair, WBTC a coin: BTC at the end counts as currency only behind a known coin
     if any(name.endswith(q) and name[: -len(q)] in COINS for q in COIN_CURRENCIES):
         return name
     return f"{name}USDT"
@@ -145,6 +149,7 @@ def check_known(symbols: Iterable[str] | None, stored: Collection[str], place: s
     Raises:
         UsageError: names the unknown coins and some of the stored symbols.
     """
+    # a coin of the universe is no typo where the store has none of it yet
     universe = {symbol_of(coin) for coin in COINS}
     if unknown := sorted(
         symbol for symbol in symbols or () if symbol not in stored and symbol not in universe
@@ -174,7 +179,7 @@ def parse_coins(text: str, *, quoted: bool = False) -> list[str]:
     """
     if text.strip().lower() == "all":
         return [symbol_of(c) for c in COINS]
-    names = [part for part in text.split(",") if part.strip()]
+    names = names_in(text)
     if not names:
         raise UsageError(f"coins {text!r} is empty: name coins as in BTC,ETH or use all", code="coins")
     return list(dict.fromkeys(symbol_of(n, quoted=quoted) for n in names))
@@ -185,13 +190,14 @@ def parse_timeframes(text: str, *, months: bool = False) -> list[str]:
 
     `months` also accepts the calendar month: it can be stored, but models need candles of equal length.
     """
-    names = [part.strip() for part in text.split(",") if part.strip()]
+    names = names_in(text)
     if MONTH in names and not months:
         raise UsageError(
             f"timeframes {text!r}: months differ in length, and models need candles of one length; "
             f"leave {MONTH} out (1w is the longest that can be used), only `cpb ingest` takes it",
             code="timeframes",
         )
+    # the message lists what this command takes
     intervals = INTERVALS if months else [*INTERVAL_SECONDS]
     unknown = [n for n in names if n not in intervals]
     if unknown or not names:
@@ -200,4 +206,4 @@ def parse_timeframes(text: str, *, months: bool = False) -> list[str]:
             f"choose from {', '.join(intervals)}",
             code="timeframes",
         )
-    return list(dict.fromkeys(names))
+    return [*names]

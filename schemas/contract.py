@@ -37,6 +37,7 @@ class Contract:
         Raises:
             pandera.errors.SchemaError: naming the column or the check that failed.
         """
+        # the slow way only where something is wrong: it names the column
         return frame if self.holds(frame) else self.schema().validate(frame)
 
     def holds(self, frame: pl.DataFrame) -> bool:
@@ -58,6 +59,7 @@ class Contract:
 
     @property
     def _all(self) -> dict[str, pl.Expr]:
+        # first, so that a null is told as a null, and not as a price that is not positive
         missing = {f"{name} is missing": pl.col(name).is_null() for name in self.kinds}
         return missing | {name: fault.fill_null(value=True) for name, fault in self.faults.items()}
 
@@ -100,8 +102,10 @@ def check_rows(
         for name, kind in schema.items()
         if kind == pl.Float64
     ]
+    # last, as it is the only one that compares rows
     unique = ("", "no row is stored twice", ~pl.struct(*key).is_duplicated())
     every = [*names, *prices, *(("", text, holds) for text, holds in rules), unique]
+    # all rules in one pass; an expression whose inputs are null is unknown, and so not held
     held = frame.select(
         holds.fill_null(value=False).all().alias(str(i)) for i, (_, _, holds) in enumerate(every)
     )

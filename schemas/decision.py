@@ -76,6 +76,7 @@ class BacktestEvidence(Paired):
     incumbent: str
     first: datetime
     last: datetime
+    # all that were tried on this span, else the best of many would look like the best of one
     submitted: int
     named: str
 

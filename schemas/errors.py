@@ -63,6 +63,7 @@ class DamagedError(CpbError):
 
 def counted(number: int, noun: str) -> str:
     """Return the number with its noun: `1 member`, `2 members`, `1,200 windows`, `3 series`."""
+    # one series, two series
     plural = noun if noun.endswith("series") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
@@ -77,12 +78,14 @@ def age(seconds: float) -> str:
 
 def install_extra(extra: str) -> str:
     """Return the command that installs an extra's packages, by their names: the project is on no package index."""
+    # from the installed package's metadata, where pyproject's extras are
     lines = [line.partition("; extra == ") for line in requires("cpb-forecast") or []]
     return f"`{pip_install(*(name for name, _, marker in lines if marker[1:-1] == extra))}`"
 
 
 def p_value(p: float | None) -> str:
     """Return a p-value as `.553` or `<.001`, never as zero."""
+    # NaN: the test had no data
     if p is None or p != p:
         return "-"
     return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")

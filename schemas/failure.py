@@ -37,6 +37,7 @@ class Failure(Record):
         model = subject if isinstance(subject, ModelId) else None
         series = model.series if model else subject
         assert not isinstance(series, ModelId)
+        # an exception without a text would leave an empty reason
         reason = str(error) if isinstance(error, str) or str(error) else type(error).__name__
         code = getattr(error, "code", "error" if isinstance(error, str) else "unexpected")
         return cls(step=step, reason=reason, code=code, series=series, model=model)
@@ -76,6 +77,7 @@ class Failure(Record):
 
 def reasons(failures: Sequence[Failure], limit: int = 3) -> str:
     """Return the failures in one sentence, "" without any: the first of each step and reason, up to `limit` of them."""
+    # a source that is down fails each coin with the same words, and is told once
     alike: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
         alike.setdefault((failure.step, failure.why), []).append(failure)

@@ -31,6 +31,7 @@ def features_contract() -> Contract:
         "open_time is not strictly increasing": NOT_INCREASING,
         **{f"{name} is not positive": pl.col(name).is_nan() | (pl.col(name) <= 0) for name in PRICES},
     }
+    # a column out of its range is a fault of the formula, and would train as an outlier
     for name, (low, high) in _RANGES.items():
         faults[f"{name} is outside [{low}, {high}]"] = ~(
             pl.col(name).is_nan() | pl.col(name).is_between(low, high)

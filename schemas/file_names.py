@@ -160,10 +160,12 @@ class FileName(NamedTuple):
 
 def read_name(stem: str) -> FileName:
     """Return what a name, without its suffix, tells of the series in the file."""
+    # before all: its comma and its five characters of a hash would be unknown parts below
     if exported := _TRADINGVIEW.fullmatch(stem):
         timeframe = timeframe_of(exported["length"])
         symbol = exported["symbol"]
         return FileName(symbol, timeframe, "" if timeframe else exported["length"], is_pair(symbol))
+    # spans and the ` (1)` of a second download say nothing of the series
     parts = _PART.findall(_COPY.sub("", _DATE_PARTS.sub("", stem)))
     symbols: list[str] = []
     timeframes: list[str] = []
@@ -177,17 +179,20 @@ def read_name(stem: str) -> FileName:
         if part.isdecimal() and following.upper() in _UNITS and (spaced := timeframe_of(part + following)):
             timeframes.append(spaced)  # 1-min, 1_hour
             at += 1
+        # before words and symbols: H1 and 1D could be symbols
         elif timeframe := timeframe_of(part):
             timeframes.append(timeframe)
         elif part.upper() in _EXCHANGES | _WORDS or _DATE.fullmatch(part):
             pass
         elif is_pair(part.upper()) and _is_of_one_case(part):
+            # BTCUSDTNEW may be another coin, or a new file of BTCUSDT: not to be guessed
             (unknown if _may_be_another(part.upper()) else symbols).append(part.upper())
         elif (
             following.upper() in CURRENCIES
             and SYMBOL.fullmatch(part.upper())
             and _is_of_one_case(part + following)
         ):
+            # BTC-USD, btc_usdt; Btc-Usd is prose
             pair = f"{part}{following}".upper()
             if _may_be_another(pair):
                 unknown.append(f"{part}-{following}")
@@ -208,6 +213,7 @@ def read_name(stem: str) -> FileName:
             symbols.append(part.upper())  # BTC, AAPL
         else:
             unknown.append(part)
+    # a second symbol or timeframe makes the first uncertain
     unknown += [name for found in (symbols, timeframes) for name in list(dict.fromkeys(found))[1:]]
     symbol = symbols[0] if symbols else ""
     return FileName(symbol, timeframes[0] if timeframes else None, " ".join(unknown), is_pair(symbol))
@@ -218,7 +224,9 @@ def _may_be_another(symbol: str) -> bool:
     base = base_of_pair(symbol)
     if not base:
         return any(is_pair(symbol[:end]) for end in range(4, len(symbol)))
+    # BINANCEETHUSDT: an exchange's name in front of a coin, or of nothing
     rests = [base.removeprefix(name) for name in _EXCHANGES if base.startswith(name)]
+    # KRWBTC: the currency in front, as Upbit writes it
     is_turned = base in MONEY and symbol.removeprefix(base) in COIN_CURRENCIES
     return is_turned or any(not rest or rest in COINS for rest in rests)
 
@@ -254,6 +262,7 @@ def timeframe_of(text: str) -> str | None:
         return _OF_SECONDS[_ALONE[upper]]
     if upper in ("M1", "M5", "M15", "M30", "H1", "H4", "D1", "W1"):  # MetaTrader's
         upper = upper[1:] + upper[0]
+    # a bare number is of minutes, as Bybit's and Kraken's
     match = re.fullmatch(r"(\d{1,5})([A-Z]*)", upper)
     if not match or (match[2] and match[2] not in _UNITS):
         return None

@@ -49,6 +49,7 @@ def copies_of(architecture: str, preset: str, asked: int | None = None) -> int:
     """
     import cpbmodels
 
+    # copies differ by their seeds alone, and a formula has none
     is_closed = cpbmodels.architecture(base_of(architecture)).closed_form
     return 1 if is_closed else asked or PRESET_COPIES.get(preset, 1)
 
@@ -169,6 +170,7 @@ def _refused_as_fixed(
     for option, value in given.items():
         sentences = []
         for name in map(base_of, architectures):
+            # one architecture that reads the option is enough: the preset takes it, and names a bad value
             if not fixes(name, option):
                 break
             try:
@@ -188,6 +190,7 @@ def _different(per_preset: dict[str, list[FleetSpec]]) -> tuple[FleetSpec, ...]:
     """
     trained: dict[str, tuple[str, FleetSpec]] = {}  # what makes the models -> the first that trains them
     for preset, fleets in per_preset.items():
+        # by the models, not by the options: two presets may become one by an override of both
         first = {trained.setdefault(_models_of(fleet), (preset, fleet))[0] for fleet in fleets}
         if preset not in first:
             raise UsageError(
@@ -205,6 +208,7 @@ def _models_of(fleet: FleetSpec) -> str:
 
     options = cpbmodels.preset(fleet.preset, base_of(fleet.architecture), **fleet.overrides)
     members = of_members(fleet.preset, options, **fleet.overrides)
+    # of an average also what its members are; how a fleet runs, as its batch on the device, makes no other model
     decisive = [
         {name: value for name, value in one.as_dict().items() if name not in HOW_IT_RUNS}
         for one in (options, *members.values())

@@ -122,6 +122,7 @@ def check_ledger(frame: pl.DataFrame) -> pl.DataFrame:
 def check_backtest_rows(frame: pl.DataFrame) -> pl.DataFrame:
     """Return a backtest's rows that meet their contract; errors as in `check_forecasts`."""
     candle = any(name in frame.columns for name in MEDIAN_COLUMNS)
+    # a head that forecasts only the close has no median candle; with one of its columns all are due
     schema = {n: kind for n, kind in BACKTEST_SCHEMA.items() if candle or n not in MEDIAN_COLUMNS}
     rules = [*_forecast_rules(candle=candle), ("fold is 1 or more", pl.col("fold") >= 1)]
     return check_rows("backtest rows", frame, schema, BACKTEST_KEY, rules)
@@ -129,6 +130,7 @@ def check_backtest_rows(frame: pl.DataFrame) -> pl.DataFrame:
 
 def with_added_columns(rows: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:
     """Return rows with nulls in those of `ADDED_COLUMNS` that the schema has, if they have none: a file of before."""
+    # with one of them it is no file of before, and the contract names the one that lacks
     if any(name in rows.columns for name in ADDED_COLUMNS):
         return rows
     added = {name: kind for name, kind in ADDED_COLUMNS.items() if name in schema}
@@ -146,6 +148,7 @@ def _forecast_rules(*, candle: bool) -> list[Rule]:
 
 
 def _target_time() -> pl.Expr:
+    # an unknown timeframe gives null, and the rule on timeframes names it
     seconds = pl.col("timeframe").replace_strict(INTERVAL_SECONDS, return_dtype=pl.Int64, default=None)
     return pl.col("issued_at") + pl.duration(seconds=seconds * pl.col("step"))
 

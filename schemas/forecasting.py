@@ -21,6 +21,7 @@ def parse_prices(*texts: str) -> list[float]:
         UsageError: one is no price, or may be two, or there are more than 1,000.
     """
     for text in texts:
+        # 98,500 is one price to some readers and two to others; a wrong guess gives a wrong chance
         if grouped := _GROUPED.search(text):
             first, second = grouped[0].split(",")
             raise UsageError(
@@ -86,4 +87,5 @@ class ForecastSpec(ScopeSpec):
     def intervals(self) -> list[str]:
         """The timeframes without duplicates; for `champions`, every timeframe that a model can have."""
         asked = self.timeframes.strip().lower()
+        # all that a model can have: which of them have a champion only the registry knows
         return list(INTERVAL_SECONDS) if asked == CHAMPIONS else super().intervals

@@ -54,6 +54,7 @@ class SeriesRecord(Record):
         step = self.series.seconds * 1_000_000
         start, end = (round(instant.timestamp() * 1e6) for instant in span)
         runs = self.runs or ((self.first_us, self.last_us),)
+        # of each run the first and the last candle at or after `start` and before `end`, counted from its first
         within = (
             (-(-(max(first, start) - first) // step), (min(last, end - 1) - first) // step)
             for first, last in runs
@@ -246,6 +247,7 @@ class ShardResult(Record):
     @property
     def reported(self) -> tuple[Epoch, ...]:
         """The epochs as the trainer reported them."""
+        # a result of an older cpb has epochs without progress
         pairs = zip(self.progress, self.epochs, strict=False)
         return tuple(Epoch(**progress.model_dump(), metrics=metrics) for progress, metrics in pairs)
 

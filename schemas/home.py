@@ -12,6 +12,7 @@ def default_folder(in_clone: Path = Path()) -> Path:
     It is `in_clone` for cpb that runs from a clone, else `cpb` in `XDG_DATA_HOME` (`~/.local/share`): a command
     installed for a user runs in any folder, and must find there what it stored from another.
     """
+    # installed from a wheel, the code lies in site-packages, without it
     if (_CODE / "pyproject.toml").is_file():
         return in_clone
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "cpb"

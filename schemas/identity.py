@@ -104,6 +104,7 @@ class SeriesId:
             UsageError: the text is neither.
         """
         parts = name.removeprefix(_REGISTERED).split("-")
+        # only three parts can begin with a market: no symbol has a hyphen
         market = parts.pop(0) if len(parts) == 3 and parts[0] in MARKETS else SPOT
         if len(parts) != 2:
             raise UsageError(f"{name!r} names no series: write BTCUSDT-1h, or um-BTCUSDT-1h", code="series")
@@ -156,6 +157,7 @@ def stored_series(home: Path, tree: str) -> list[SeriesId]:
 
 def series_folders(tree: Path) -> Iterator[tuple[Path, str, str]]:
     """Yield the folders of series in a tree of one market, sorted, each with its symbol and timeframe."""
+    # other folders may lie there: only names that cpb writes are its own
     for folder in sorted(tree.glob("interval=*/symbol=*")):
         symbol, timeframe = folder.name.removeprefix("symbol="), folder.parent.name.removeprefix("interval=")
         if SYMBOL.fullmatch(symbol) and timeframe in INTERVALS and folder.is_dir():

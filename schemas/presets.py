@@ -88,6 +88,7 @@ def with_preset_files(values: dict[str, Any]) -> dict[str, Any]:
     known = values.get("preset_files") or {}
     if not isinstance(values.get("preset"), str) or not isinstance(known, dict):
         return values  # validation of the specification reports the wrong type
+    # what is given is not read again: the flow may run where the file does not exist
     wanted = [name for name in names_in(values["preset"]) if is_file(name) and name not in known]
     read = {name: read_preset(name).model_dump(mode="json") for name in wanted}
     return values | {"preset_files": known | read} if read else values
@@ -99,12 +100,14 @@ def read_preset(name: str) -> PresetFile:
     Raises:
         UsageError: the file does not exist, is not TOML, or is not a valid preset.
     """
+    # a path is taken as it stands; a bare name is looked for here first, so a folder's own file wins
     places = [Path(name), *([own_presets_folder() / name] if Path(name).name == name else [])]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         looked = " or ".join(str(place) for place in places)
         raise _wrong(f"preset {name!r}: no file {looked}; `cpb presets` lists the presets")
     try:
+        # regular and bounded: a pipe would wait for ever, a wrong file fill memory
         content = tomllib.loads(read_regular(path, _MAX_PRESET).decode())
     except OSError as error:
         raise _wrong(f"preset {path} cannot be read ({error.strerror}); name another file") from None

@@ -30,6 +30,7 @@ class Reading(NamedTuple):
         parts = re.split(r",(?=\s*(?:\w+\s*=|$))", self.columns or "")  # a column's name may hold commas
         pairs = [part.partition("=") for part in parts if part.strip()]
         roles = {role.strip().lower(): column.strip() for role, _, column in pairs}
+        # a role without a column, or one role twice
         if not all(roles.values()) or len(roles) < len(pairs):
             raise UsageError(
                 f"columns {self.columns!r} is not NAME=COLUMN,…, each name once, as in time=Date,close=Last",

@@ -97,6 +97,7 @@ class Scope(BaseModel):
 
         `OWN` asks for a table's OWNUSDT too.
         """
+        # a coin may be named by its pair, or alone where it is priced in USDT
         names = {series.symbol, series.symbol.removesuffix("USDT")}
         is_named = not self.symbols or not names.isdisjoint(self.symbols)
         return is_named and series.timeframe in self.timeframes
@@ -182,6 +183,7 @@ class ScopeSpec(Spec):
         if not isinstance(values, dict):
             return values
         source, market = values.get("source"), values.get("market")
+        # before the fields are checked: the market decides which sources and coins are valid
         implied = SIM if source == SIM else OWN if is_table(source) else None
         if market == SIM and source not in (None, SIM):
             raise UsageError("market 'sim' has no other source than sim: leave source out", code="market")
@@ -212,6 +214,7 @@ class ScopeSpec(Spec):
         coins = values.get("coins", fields["coins"].default)
         given = values.get("timeframes", fields["timeframes"].default)
         given = "" if given == fields["timeframes"].default else str(given).strip()
+        # by the absolute path: the same table from another folder is the same source
         before = remembered(home_folder()).get(os.path.abspath(values["source"]), Reading())  # noqa: PTH100
         typed = {name: values[name] for name in Reading._fields if values.get(name) is not None}
         reading = before._replace(**typed)
@@ -224,6 +227,7 @@ class ScopeSpec(Spec):
         try:
             held = tables_of(values["source"], coins, given, reading)
         except UsageError as error:
+            # the sentence is of an option that was not typed: it says where that comes from
             kept = [f"--{n} {shlex.quote(v)}" for n, v in before._asdict().items() if v and n not in typed]
             if not kept:
                 raise
@@ -244,6 +248,7 @@ class ScopeSpec(Spec):
                 f"{', '.join(missing)}; name one of these",
                 code="timeframes",
             )
+        # names of the tables themselves: BTC of the command may be BTCEUR there
         chosen = {"coins": held.coins("all" if coins == CHAMPIONS else coins), "timeframes": timeframes}
         return chosen | {name: value for name, value in reading._asdict().items() if name not in typed}
 
@@ -264,6 +269,7 @@ class ScopeSpec(Spec):
 
     @model_validator(mode="after")
     def _source_exists(self) -> Self:
+        # the simulator and tables have been looked at while the market was implied
         if not self.source or self.market in APART:
             return self
         if "://" in self.source:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
 from cpbmodels.errors import ModelError
+from schemas.base import names_in
 from schemas.coins import SYMBOL, symbol_of
 from schemas.errors import UsageError
 from schemas.file_names import BINANCE_NAME, base_of_pair, read_name, timeframe_of
@@ -61,6 +62,7 @@ def is_table(source: str | None) -> bool:
         return False
     path = Path(source)
     if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
+        # Binance's own layout: whatever else lies in the folder, it is a mirror
         if any((path / "data" / folder).is_dir() for folder in ("spot", "futures")):
             return False
         files = _files(path)
@@ -88,10 +90,12 @@ def tables_of(
     path = Path(source)
     files = _files(path) if os.path.isdir(path) else [path]  # noqa: PTH112
     try:
+        # the cache's key: a file that was written anew is read anew
         versions = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     except OSError as error:
         raise _wrong(path, f"cannot be read ({error.strerror}); check its name") from error
     asked = ("", "")
+    # of several files one name would be right for one of them at most
     if len(files) == 1:
         coin = "" if coins.strip().lower() in ("", "all", "champions") or "," in coins else _clean(coins)
         asked = coin, timeframes if timeframes in INTERVAL_SECONDS else ""
@@ -156,9 +160,9 @@ class Tables:
         """
         if text.strip().lower() == "all":
             return ",".join(self.symbols)
-        names = [part for part in text.split(",") if part.strip()]
-        symbols = [self._selected(name.strip()) for name in names]
-        missing = [name.strip() for name, symbol in zip(names, symbols, strict=True) if not symbol]
+        names = names_in(text)
+        symbols = [self._selected(name) for name in names]
+        missing = [name for name, symbol in zip(names, symbols, strict=True) if not symbol]
         if missing or not names:
             raise UsageError(
                 f"coins {text!r}: {self.path} holds {', '.join(self.symbols)} and no "
@@ -170,6 +174,7 @@ class Tables:
     def _selected(self, name: str) -> str:
         """Return the symbol that a name means, "" for none."""
         coin = _clean(name)
+        # BTC is a symbol of its own in a table of shares, before it is BTCUSDT
         if exact := [symbol for symbol in _meant(coin) if symbol in self.symbols]:
             return exact[0]
         pairs = [symbol for symbol in self.symbols if base_of_pair(symbol) == coin]
@@ -187,6 +192,7 @@ def _opened(
     series: dict[tuple[str, str], SeriesTable] = {}
     for file, _, _ in versions:
         for table in _tables_in(file, asked, reading):
+            # only now are the candles checked: the interval between them tells the timeframe that nothing else does
             name = table.symbol, table.timeframe or table.read.timeframe
             if name in series:
                 raise _wrong(
@@ -211,14 +217,17 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Ser
     rows, name = whole.frame, read_name(_stem(file))
     keys = [role for role in ("symbol", "timeframe") if role in rows.columns]
     for key in keys:
+        # a row without its series would silently go to none
         if (missing := rows[key].is_null() | (rows[key] == "")).any():
             place = whole.place(int(rows[ROW].filter(missing)[0]))
             raise _wrong(
                 file, f"has rows without a {whole.called[key]}, first {place}: fill it in or remove them"
             )
+    # the file's name counts against its column only if every letter of it was understood
     told = _clean(name.symbol) if name.is_pair and not name.unknown else ""
     if "symbol" in keys:
         written = rows["symbol"].unique(maintain_order=True).to_list()
+        # the few different texts, not each row
         symbols = {text: _symbol(text, file) for text in written}
         if {base_of_pair(told)} == {*symbols.values()}:  # the name tells the currency, too
             symbols = dict.fromkeys(written, told)
@@ -243,9 +252,11 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Ser
             )
         label = f"{file}, {symbol}" if "symbol" in keys else str(file)
         table = SeriesTable(file, str(symbol), timeframe, replace(whole, frame=part, label=label))
+        # the command's word is the last: a wrong --timeframes must not rename what the candles tell
         if timeframe is None and asked[1] and not _tells_timeframe(table):
             table = replace(table, timeframe=asked[1])
         tables.append(table)
+    # a file's name and its only symbol disagree: one is wrong, and candles of the wrong coin train without a sign
     found = {table.symbol for table in tables}
     if (
         "symbol" in keys
@@ -283,8 +294,10 @@ def _symbol_of_file(file: Path, asked: str) -> str:
         UsageError: neither its name nor the command tells; the message names the part that is not understood.
     """
     name = read_name(_stem(file))
+    # name and command agree
     if asked and name.symbol in _meant(asked):
         return name.symbol
+    # the name tells no pair, so the command decides
     if asked and not name.is_pair and (name.unknown or not name.symbol):
         return symbol_of(asked)
     if name.symbol and (asked or not name.unknown):

@@ -113,6 +113,7 @@ class TuneSpec(RunSpec):
                     f"search: trials that differ in {name} have losses that cannot be compared; fix it with --set",
                     code="search",
                 )
+            # both ends of a range: what holds at both holds between them
             for value in values.values:
                 try:
                     options = cpbmodels.preset(
@@ -120,6 +121,7 @@ class TuneSpec(RunSpec):
                     )
                 except cpbmodels.ModelError as error:
                     raise UsageError(str(error), code="search") from None
+            # a search over an option that nothing reads would spend its trials on noise
             ignored = cpbmodels.without_effect(options, fleet.architecture, [name])
             if ignored:
                 raise UsageError(ignored[0], code="without-effect", field="search")
@@ -178,11 +180,13 @@ def parse_range(text: str) -> tuple[str, Range | Choice]:
         f"search {text!r} is neither NAME=LOW..HIGH[:log] nor NAME=A|B|C, as in lr=1e-4..1e-2:log",
         code="search",
     )
+    # the first `..` that no digit's own point belongs to: .1..0.5 and 1..5
     if match := re.fullmatch(r"\s*([^.|]*(?:\.\d[^.|]*)?)\.\.([^|:]+?)(:log)?\s*", values):
         try:
             low, high = float(match[1]), float(match[2])
         except ValueError:
             raise wrong from None
+        # a logarithmic scale has no 0
         if not low < high or (match[3] and low <= 0):
             raise wrong
         return name, Range(low, high, log=bool(match[3]), whole=_is_whole(name))
