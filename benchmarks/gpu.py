@@ -46,7 +46,7 @@ from cpbmodels.fleet import kernel_check, one_step
 from cpbmodels.fleet.config import write_whole
 from cpbmodels.fleet.graphs import Graphs
 from cpbmodels.fleet.kernel_switch import described
-from cpbmodels.fleet.results import EpochRecord
+from cpbmodels.fleet.records import EpochRecord
 
 JOBS = {"transformer": (5000, 50), "gru": (5000, 100), "lstm": (7000, 200)}
 """Candles and epochs of the seed presets."""

@@ -21,9 +21,12 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.data.series import Prediction, Series
     from cpbmodels.data.student_t import QUANTILES
     from cpbmodels.errors import ModelError
-    from cpbmodels.fleet.member import Member, ensemble, load
-    from cpbmodels.fleet.predict import Forecast, forecast_all, paths, predict
-    from cpbmodels.fleet.results import EpochRecord, StepRecord
+    from cpbmodels.fleet.average import ensemble
+    from cpbmodels.fleet.forecast import Forecast, forecast_all, paths
+    from cpbmodels.fleet.load import load
+    from cpbmodels.fleet.member import Member
+    from cpbmodels.fleet.predict import predict
+    from cpbmodels.fleet.records import EpochRecord, StepRecord
     from cpbmodels.fleet.train import ineligible_reason, train_fleet
     from cpbmodels.hub import from_hub
 
@@ -38,9 +41,12 @@ _EXPORTS = {
     "data.series": ("Prediction", "Series"),
     "data.student_t": ("QUANTILES",),
     "errors": ("ModelError",),
-    "fleet.member": ("Member", "ensemble", "load"),
-    "fleet.predict": ("Forecast", "forecast_all", "paths", "predict"),
-    "fleet.results": ("EpochRecord", "StepRecord"),
+    "fleet.average": ("ensemble",),
+    "fleet.forecast": ("Forecast", "forecast_all", "paths"),
+    "fleet.load": ("load",),
+    "fleet.member": ("Member",),
+    "fleet.predict": ("predict",),
+    "fleet.records": ("EpochRecord", "StepRecord"),
     "fleet.train": ("train_fleet", "ineligible_reason"),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}

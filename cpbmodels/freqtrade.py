@@ -25,8 +25,10 @@ from cpbmodels.data.paths import SCORES
 from cpbmodels.data.series import QUANTILE_COLUMNS, Series, microseconds
 from cpbmodels.data.touch import SIDES, Numbers, Touch, numbers
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.member import Member, load, other_symbol
-from cpbmodels.fleet.predict import check_forecasts_prices, predict
+from cpbmodels.fleet.forecast import check_forecasts_prices
+from cpbmodels.fleet.load import load
+from cpbmodels.fleet.member import Member, other_symbol
+from cpbmodels.fleet.predict import predict
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -48,7 +48,7 @@ def from_hub(
         ModelError: huggingface_hub is not installed; the Hub cannot be reached; there is no such repository, revision
             or model (the sentence names the available ones); or the files are damaged.
     """
-    from cpbmodels.fleet.member import load
+    from cpbmodels.fleet.load import load
 
     model = f"{symbol if market == 'spot' else f'{market}-{symbol}'}/{timeframe}"
     return load(fetch(repo, model, revision))

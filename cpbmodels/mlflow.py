@@ -103,6 +103,6 @@ def signature() -> ModelSignature:
 
 def _load_pyfunc(path: str) -> CandleModel:
     """Load the model in a folder; MLflow calls this by name."""
-    from cpbmodels.fleet.member import load  # torch, which the signature alone does not need
+    from cpbmodels.fleet.load import load  # torch, which the signature alone does not need
 
     return CandleModel(load(Path(path)))

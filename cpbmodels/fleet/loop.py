@@ -2,132 +2,32 @@
 
 A member is active until it stops. The first rows take part in a step (`stepped`): those of the active members
 and, on a GPU, of a few stopped members beside them. Those are still updated, but their result is the saved snapshot.
-
-Learning rates: cosine over all epochs, reduced every few epochs, or constant, with a linear warm-up before.
-
-A rate depends on the epoch and, while warming up, on the step of the first epoch: never on how many windows a member
-or its neighbours have, so a member's rate is the same in any fleet.
 """
 
 import hashlib
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cpbmodels.arch import find
-from cpbmodels.arch.options import IN_RATE, SCHEDULES, Preset, differing
-from cpbmodels.arch.task import Task
-from cpbmodels.data.series import Series
+from cpbmodels.arch.options import IN_RATE
 from cpbmodels.device.monitor import Monitor
-from cpbmodels.fleet.bank import Bank, Scaling, epoch_order, steps_per_epoch
+from cpbmodels.fleet.bank import epoch_order, steps_per_epoch
+from cpbmodels.fleet.checkpoints import Checkpoints, is_same
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
-from cpbmodels.fleet.kernel_switch import off_reason
-from cpbmodels.fleet.net import Net, windows_in_flight
-from cpbmodels.fleet.results import Checkpoints, OnEpoch, OnStep, is_same, report_epoch, report_step
+from cpbmodels.fleet.job import FleetJob, Stopped
+from cpbmodels.fleet.member_progress import MemberProgress
+from cpbmodels.fleet.net import windows_in_flight
+from cpbmodels.fleet.rates import learning_rate, step_rates
+from cpbmodels.fleet.records import EpochRecord, StepRecord
 
 REPORT_INTERVAL_S = 0.3
 """Seconds between two reports within an epoch: often enough for a bar, and nothing beside the steps."""
-
-
-class Stopped(Exception):
-    """Raised in a fleet when another part of its training failed or was interrupted."""
-
-
-@dataclass(frozen=True)
-class FleetJob:
-    """All that one fleet trains on and how. `options` are what its members have in common (`Task.options`).
-
-    of_members: how many the whole call trains. lock: fleets side by side report one at a time.
-    stage, stages: an average trains its members in as many calls, this one from 1.
-    """
-
-    series: list[Series]
-    architecture: str
-    options: Preset
-    device: torch.device
-    dtype: torch.dtype  # of the master weights
-    compute: torch.dtype  # of the products
-    bank: Bank
-    tasks: list[Task]
-    checkpoint: Path | None = None
-    resume: bool = False
-    on_epoch: OnEpoch | None = None
-    on_step: OnStep | None = None
-    of_members: int = 1
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    kernels: bool | str = True  # use `cpbmodels.kernels` where they can be used; False or a reason: do not
-    stage: int = 1
-    stages: int = 1
-    halved_to: int = 0  # members at once since memory ran out; 0: it has not
-    split_to: int = 0  # micro-batches per step since memory ran out for one member; 0: it has not
-    stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step
-
-    @property
-    def kernels_off(self) -> str:
-        """Why the fleet does not use `cpbmodels.kernels`; "" where it may, if `kernel_check.kernels_off` agrees."""
-        return off_reason(
-            find(self.architecture), self.options, self.device, self.compute, wanted=self.kernels
-        )
-
-    def fleet(self, net: Net | None = None) -> Fleet:
-        """A fleet with the initial weights of each task, on the device."""
-        if net is None:
-            kernels = None if self.kernels_off else self.compute
-            net = Net(self.architecture, self.options, self.device, self.dtype, kernels)
-        scales = (np.stack([getattr(task, name) for task in self.tasks]) for name in ("mean", "inverse"))
-        scaling = Scaling(*(torch.as_tensor(scale).to(self.device, self.dtype) for scale in scales))
-        seeds = torch.tensor([task.seed for task in self.tasks], device=self.device)
-        differ = differing([task.options for task in self.tasks], self.device)
-        flat = torch.stack([torch.as_tensor(net.layout.initial(task.seed)) for task in self.tasks])
-        return Fleet(net, flat.to(self.device, self.dtype), seeds, scaling, self.compute, differ)
-
-
-@dataclass
-class Progress:
-    """What is known of one member after an epoch; plain values, so it goes into the checkpoint as it is.
-
-    best: lowest validation loss so far, in epoch `best_epoch` (from 1; 0: none yet).
-    waited: epochs since then. stopped: "", "early_stop", "max_epochs", "nan", "on_request" or "closed_form", with a
-        reason.
-    """
-
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: float = float("inf")
-    best_epoch: int = 0
-    waited: int = 0
-    stopped: str = ""
-    reason: str = ""
-
-    @property
-    def diverged(self) -> bool:
-        """Whether a loss was not finite before any epoch improved validation: the snapshot is the initial weights."""
-        return self.stopped == "nan" and self.best_epoch == 0
-
-    def record(self, epoch: int, train: float, val: float, lr: float, options: Preset) -> bool:
-        """Add an epoch's losses; True if it is the best so far. Sets `stopped` if the member must stop."""
-        self.history.append({"epoch": epoch + 1, "train_loss": train, "val_loss": val, "lr": lr})
-        if not (np.isfinite(train) and np.isfinite(val)):
-            self.stopped = "nan"
-            kept = f"the snapshot of epoch {self.best_epoch}" if self.best_epoch else "its initial weights"
-            self.reason = f"the loss was not finite in epoch {epoch + 1}; the member keeps {kept}"
-            return False
-        better = val < self.best
-        self.best, self.best_epoch, self.waited = (
-            (val, epoch + 1, 0) if better else (self.best, self.best_epoch, self.waited + 1)
-        )
-        if self.waited >= options.patience:
-            self.stopped, self.reason = "early_stop", f"no better validation loss for {self.waited} epochs"
-        elif epoch + 1 >= options.epochs:
-            self.stopped, self.reason = "max_epochs", f"all {options.epochs} epochs done"
-        return better
 
 
 class Loop:
@@ -137,7 +37,7 @@ class Loop:
         self.job, self.fleet, self.monitor = job, fleet, monitor
         self.bank, self.tasks, self.options = job.bank, job.tasks, job.options
         self.last_report, self.stop_requested = 0.0, False
-        self.progress = [Progress() for _ in self.tasks]
+        self.progress = [MemberProgress() for _ in self.tasks]
         # The micro-batches are the fleet's: they are doubled when memory runs out.
         self.own_options = [replace(task.options, accumulate=self.options.accumulate) for task in self.tasks]
         self.steps = [steps_per_epoch(task, self.options) for task in self.tasks]
@@ -196,7 +96,7 @@ class Loop:
                 checkpoints.save(self.epoch, self.tensors(), self.state())
             seconds = time.perf_counter() - started
             self.windows, self.seconds = self.windows + windows, self.seconds + seconds
-            report_epoch(self, windows, seconds)
+            self.report_epoch(windows, seconds)
             self.compact()
 
     def train_epoch(self) -> int:
@@ -222,7 +122,73 @@ class Loop:
         """Report the steps done of this epoch, at most every `REPORT_INTERVAL_S`, from the host alone."""
         if (now := time.perf_counter()) - self.last_report >= REPORT_INTERVAL_S:
             self.last_report = now
-            self.stop_requested = report_step(self, step, steps)
+            self.stop_requested = self.report_step(step, steps)
+
+    def report_step(self, step: int, steps: int) -> bool:
+        """Call the job's `on_step` with the steps done of this epoch; whether the members shall stop now."""
+        job, rows = self.job, self.bank.rows
+        if job.on_step is None:
+            return False
+        record = StepRecord(
+            epoch=self.epoch + 1,
+            epochs=max(options.epochs for options in self.own_options),
+            step=step,
+            steps=steps,
+            members=[self.tasks[task].index for task in self.order[: self.active]],
+            of_members=job.of_members,
+            device=str(rows.device),
+            data=(rows.shape[0], rows.shape[1]),
+            data_dtype=str(rows.dtype).removeprefix("torch."),
+            data_mb=rows.numel() * rows.element_size() / 1e6,
+            architecture=job.architecture,
+            stage=job.stage,
+            stages=job.stages,
+        )
+        with job.lock:
+            return bool(job.on_step(record))
+
+    def report_epoch(self, windows: int, seconds: float) -> None:
+        """Call the job's `on_epoch` with the members that trained in the last epoch; stop those that it returns."""
+        job, pairs = self.job, list(zip(self.tasks, self.progress, strict=True))
+        if job.on_epoch is None:
+            return
+        members = [
+            {
+                "index": task.index,
+                "symbol": task.symbol,
+                "timeframe": task.timeframe,
+                "seed": task.seed,
+                "best_val_loss": progress.best,
+                "stopped": progress.stopped,
+                **progress.history[-1],
+            }
+            for task, progress in pairs
+            if progress.history and progress.history[-1]["epoch"] == self.epoch
+        ]
+        record = EpochRecord(
+            epoch=self.epoch,
+            epochs=max(options.epochs for options in self.own_options),
+            lr=members[0]["lr"],
+            members=members,
+            windows_per_s=windows / seconds,
+            seconds=seconds,
+            memory=self.monitor.latest(),
+            architecture=job.architecture,
+            stage=job.stage,
+            stages=job.stages,
+            of_members=job.of_members,
+            last={
+                task.index: (progress.history[-1]["train_loss"], progress.history[-1]["val_loss"])
+                for task, progress in pairs
+                if progress.history
+            },
+        )
+        with job.lock:
+            unwanted = set(job.on_epoch(record) or ())
+        for task, progress in pairs:
+            if task.index in unwanted and not progress.stopped:
+                progress.stopped = "on_request"
+                progress.reason = f"stopped on request after epoch {self.epoch}"
 
     def rates(self, steps: int) -> np.ndarray:
         """Learning rates of the epoch's steps: [steps], or [steps, rows] if members differ in `IN_RATE`."""
@@ -355,24 +321,7 @@ class Loop:
             tensor.copy_(tensors[name])  # in place: prefixes and graphs hold views of these tensors
         self.order, self.epoch = state["order"], state["epoch"]
         self.windows, self.seconds = state["windows"], state["seconds"]
-        self.progress = [Progress(**values) for values in state["progress"]]
+        self.progress = [MemberProgress(**values) for values in state["progress"]]
         self.validation = None
         self.compact()
         return True
-
-
-def learning_rate(options: Preset, epoch: int) -> float:
-    """The rate of an epoch (from 0), after its warm-up."""
-    return options.lr * SCHEDULES[options.schedule](options, epoch)
-
-
-def step_rates(options: Preset, epoch: int, steps: int) -> np.ndarray:
-    """The rates [steps] that an epoch's steps take: float64, rounded to float32.
-
-    The fused optimizers read a float32 rate on a GPU and a float64 rate on a CPU. Without rounding on both, the same
-    training would differ by 3e-8 of the rate between them, in float64 too.
-    """
-    rates = np.full(steps, learning_rate(options, epoch))
-    if epoch == 0 and options.warmup_steps:
-        rates *= np.minimum(1.0, np.arange(1, steps + 1) / options.warmup_steps)
-    return rates.astype(np.float32).astype(np.float64)

@@ -12,8 +12,9 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
-from cpbmodels.fleet.loop import FleetJob, step_rates
+from cpbmodels.fleet.job import FleetJob
 from cpbmodels.fleet.net import Net, compute_dtype, windows_in_flight
+from cpbmodels.fleet.rates import step_rates
 
 
 @dataclass(frozen=True)

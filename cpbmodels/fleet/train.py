@@ -28,6 +28,7 @@ from cpbmodels.arch.task import MemberData
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
+from cpbmodels.fleet.average import average
 from cpbmodels.fleet.bank import (
     Bank,
     MemberPlan,
@@ -37,20 +38,16 @@ from cpbmodels.fleet.bank import (
     plan_members,
     plan_tasks,
 )
+from cpbmodels.fleet.checkpoints import Checkpoints
+from cpbmodels.fleet.export import export
+from cpbmodels.fleet.extremes import with_touch
 from cpbmodels.fleet.fleet import Fleet
+from cpbmodels.fleet.job import FleetJob, Stopped
 from cpbmodels.fleet.kernel_check import fault
-from cpbmodels.fleet.loop import FleetJob, Loop, Stopped
-from cpbmodels.fleet.member import Member, average
+from cpbmodels.fleet.loop import Loop
+from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.net import DTYPES, compute_dtype, pick_device, windows_in_flight
-from cpbmodels.fleet.results import (
-    Checkpoints,
-    OnEpoch,
-    OnStep,
-    export,
-    report_epoch,
-    report_step,
-    with_touch,
-)
+from cpbmodels.fleet.records import OnEpoch, OnStep
 
 log = logging.getLogger(__name__)
 _WAIT_SLICE_S = 0.2
@@ -387,7 +384,7 @@ def _solve_one(job: FleetJob) -> list[Member]:
     with Monitor(job.device) as monitor:
         fleet = job.fleet()
         loop = Loop(job, fleet, monitor)
-        report_step(loop, 0, 1)
+        loop.report_step(0, 1)
         started = time.perf_counter()
         solved: dict[tuple[int, ...], int] = {}  # the row of each: the seeds of a universal model are equal
         for k, task in enumerate(job.tasks):
@@ -414,5 +411,5 @@ def _solve_one(job: FleetJob) -> list[Member]:
                 progress.reason = "solved in closed form: there is nothing to repeat"
         loop.epoch, loop.windows = 1, sum(len(task.train) for task in tasks)
         loop.seconds = time.perf_counter() - started
-        report_epoch(loop, loop.windows, loop.seconds)
+        loop.report_epoch(loop.windows, loop.seconds)
         return export(loop)

@@ -23,7 +23,7 @@ from cpbmodels.data.series import Series
 from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
-from cpbmodels.fleet.results import with_touch
+from cpbmodels.fleet.extremes import with_touch
 from schemas.backtesting import BacktestSpec
 from schemas.errors import counted
 from schemas.failure import Failure

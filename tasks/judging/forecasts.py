@@ -23,7 +23,7 @@ def forecasts(shard: Path, member: JobMember, series: Series, split: str) -> Pre
     folder = member_folder(shard, member.name)
     if stored := stored_forecasts(folder / f"{split}.npz"):
         return stored
-    from cpbmodels.fleet.member import load  # torch, which no judge needs otherwise
+    from cpbmodels.fleet.load import load  # torch, which no judge needs otherwise
     from cpbmodels.fleet.predict import predict
 
     model = load(folder / "model")

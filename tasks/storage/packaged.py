@@ -86,7 +86,7 @@ class ServedModel:
 
     def member(self) -> "Member":
         """Return the model, which forecasts; errors as in `cpbmodels.load`."""
-        from cpbmodels.fleet.member import member_of
+        from cpbmodels.fleet.load import member_of
 
         return member_of(self.values, self.weights, self.folder)
 

@@ -8,7 +8,7 @@ import pytest
 
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
-from cpbmodels.fleet.results import with_touch
+from cpbmodels.fleet.extremes import with_touch
 from tasks.backtesting.audit import (
     FORECAST_TOLERANCE,
     LEAK,

@@ -16,8 +16,8 @@ from cpbmodels.arch.heads import Point
 from cpbmodels.data import RETURNS
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank
+from cpbmodels.fleet.checkpoints import Checkpoints
 from cpbmodels.fleet.fleet import Fleet
-from cpbmodels.fleet.results import Checkpoints
 from tests.tools.candles import LEARNT, series_for, walk
 
 SMALL = {"preset": "smoke", "device": "cpu", "epochs": 3}
@@ -382,7 +382,7 @@ def test_a_training_span_of_candles_that_stand_still_is_named(share):
 
 def test_copies_for_checkpoints_wait_until_the_last_one_has_paid_for_itself(tmp_path, monkeypatch):
     now = iter([0.0, 1.0, 30.0, 50.9, 51.5, 51.6])  # a copy takes a second: the next may come at 51
-    monkeypatch.setattr("cpbmodels.fleet.results.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("cpbmodels.fleet.checkpoints.time.monotonic", lambda: next(now))
     store = Checkpoints(tmp_path)
     for epoch in range(1, 5):
         store.save(epoch, {"flat": torch.zeros(1)}, {})

@@ -207,7 +207,7 @@ def begun(trainer, monkeypatch, spec, *, epochs):
 
     with monkeypatch.context() as patch:
         patch.setattr(worker.ProgressFile, "on_epoch", stop)
-        patch.setattr("cpbmodels.fleet.results.MAX_TIME_SHARE", 1e9)
+        patch.setattr("cpbmodels.fleet.checkpoints.MAX_TIME_SHARE", 1e9)
         with pytest.raises(KeyboardInterrupt):
             train_one(spec, resume="latest", report=print)
 

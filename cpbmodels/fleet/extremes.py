@@ -1,0 +1,37 @@
+"""The table of extremes of a trained member: how far prices went, in widths of its forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from cpbmodels.data import touch
+from cpbmodels.data.series import Prediction, Series
+from cpbmodels.fleet.bank import evenly_spread
+from cpbmodels.fleet.member import Member
+from cpbmodels.fleet.predict import predict_each
+
+MAX_TOUCH_ORIGINS = {True: 1_500, False: 4_000}
+"""Windows that are forecast for the table of extremes of a model of one series (True), or of several. More of them
+scored at most .0005 better on 20 coins at 1h."""
+
+
+def with_touch(member: Member, learned: Sequence[Series], device: str) -> Member:
+    """The member with the table of extremes over training and validation windows of the series that it learned.
+
+    Forecasts of the windows that its weights have learned are about as wide as others: tables of the validation span
+    alone, 60 days of one kind of market, scored .002 worse and stated up to two points too little.
+    """
+    reached, most = [], MAX_TOUCH_ORIGINS[len(learned) == 1]
+    for series in learned:
+        spans = [series.origins(split, member.context, member.horizon) for split in ("train", "validation")]
+        origins = evenly_spread(np.concatenate(spans), max(most // len(learned), 1))
+        (forecast,) = predict_each([member], [series], [origins], device)
+        if isinstance(forecast, Prediction) and forecast.quantiles.size:
+            reached.append(touch.ratios(series, forecast))
+    if not reached:  # a classifier, or a training that diverged
+        return member
+    return replace(member, touch=torch.as_tensor(touch.fit(np.concatenate(reached, 1)), dtype=torch.float32))

@@ -1,0 +1,215 @@
+"""Forecasts as users read them: in prices, after the newest candle or after every one, and as joint paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cpbmodels.data.paths import Paths, coin_factors, draw_closes
+from cpbmodels.data.series import Series, forecast_rows, microseconds, to_pandas
+from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.data.touch import Numbers, Touch
+from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
+from cpbmodels.errors import ModelError, printable
+from cpbmodels.fleet.model import Model
+from cpbmodels.fleet.predict import predict
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+
+class QuantilePaths(Mapping[Any, np.ndarray]):
+    """Prices [H] by level: `paths[0.05]`, `paths["q05"]` or `paths[0]`; `.array` is [H, 19]."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __getitem__(self, key: float | str) -> np.ndarray:
+        if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+            return self.array[:, int(key)]
+        level = float(key[1:]) / 100 if isinstance(key, str) else float(key)
+        columns = np.flatnonzero(np.isclose(QUANTILES, level))
+        if not len(columns):
+            raise KeyError(f"no quantile {key!r}: the levels are 0.05, 0.10 .. 0.95")
+        return self.array[:, int(columns[0])]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(QUANTILES.tolist())
+
+    def __len__(self) -> int:
+        return len(QUANTILES)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What comes after the series' last usable candle, in prices.
+
+    `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
+    `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used, in `series`.
+    `touch_table`: as `Prediction.touch`.
+    """
+
+    series: Series
+    close: QuantilePaths
+    candle: np.ndarray
+    last_close: float
+    issued_row: int
+    probabilities: np.ndarray | None = None
+    touch_table: np.ndarray | None = None
+
+    @property
+    def issued_at(self) -> datetime:
+        """Close of the last candle used, UTC; ModelError if the series has no times."""
+        return self.series.end_of(self.issued_row)
+
+    def touch(self, price: Numbers) -> np.ndarray:
+        """The chance that the high (of a price above the last close) or the low (below) has reached it by each step.
+
+        float64 [H] of one price, [K, H] of K prices; 1 at the last close.
+
+        Raises:
+            ModelError: a price is not a number above 0; the model has no table of extremes, or is a classifier.
+        """
+        return self._touch.chance(price)
+
+    def stop(self, probability: float, side: str) -> np.ndarray:
+        """The price, float64 [H], that is touched within each step with this chance; side: "up" or "down".
+
+        Raises:
+            ModelError: the probability is not between 0 and 1, the side is neither; or as in `touch`.
+        """
+        return self._touch.stop(probability, side)
+
+    @property
+    def _touch(self) -> Touch:
+        check_forecasts_prices(self.probabilities)
+        return Touch(self.touch_table, self.close.array, self.last_close)
+
+    def to_frame(self, touch: Numbers = (), stop: Numbers = ()) -> pl.DataFrame:
+        """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, a row for each step, in prices.
+
+        Args:
+            touch: prices; of each a column such as `touch_98000`, its chances (`Forecast.touch`).
+            stop: chances; of each the columns `stop_up_0.05` and `stop_down_0.05`, prices (`Forecast.stop`).
+
+        Raises:
+            ModelError: the series has no times, the model is a classifier, which forecasts no price; or as in `touch`.
+        """
+        check_forecasts_prices(self.probabilities)
+        rows = forecast_rows(
+            [self.issued_at], self.series.step_seconds, self.close.array[None], self.candle[None]
+        )
+        return (
+            rows.with_columns(**self._touch.columns(touch, stop)) if np.size(touch) or np.size(stop) else rows
+        )
+
+    def to_pandas(self, touch: Numbers = (), stop: Numbers = ()) -> pd.DataFrame:
+        """The rows of `to_frame` for pandas, without pyarrow (which polars' own `to_pandas` needs)."""
+        return to_pandas(self.to_frame(touch, stop))
+
+    def paths(self, n: int = 1000, seed: int = 0) -> Paths:
+        """n joint paths of the close over the horizon; `Paths.close` is [1, n, H]. See `cpbmodels.paths`."""
+        return paths([self], n, seed)
+
+    def __repr__(self) -> str:
+        """One line: which candles follow what, and the last step's median and 90 % interval."""
+        name = printable(f"{self.series.symbol or '-'} {self.series.timeframe}".strip(), keep="")
+        timed = self.series.times is not None
+        when = f"issued {self.issued_at:%Y-%m-%d %H:%M} UTC" if timed else f"after row {self.issued_row}"
+        if self.probabilities is not None:
+            chances = dict(zip(("up", "flat", "down"), self.probabilities.round(3).tolist(), strict=True))
+            return f"<Forecast {name}, {when}: {chances}>"
+        low, middle, high = (self.close[q][-1] for q in (0.05, 0.5, 0.95))
+        return (
+            f"<Forecast {name}, {when}: {len(self.candle)} candles, close {self.last_close:.6g} -> {middle:.6g} "
+            f"(90 %: {low:.6g} to {high:.6g})>"
+        )
+
+
+def forecast_all(members: Sequence[Model], series: Sequence[Series]) -> list[Forecast]:
+    """Live forecasts of member i after the last usable candle of series i, in prices."""
+    recent = [_recent(candles, member) for member, candles in zip(members, series, strict=True)]
+    newest = [np.array([s.newest_origin(m.context)]) for m, s in zip(members, recent, strict=True)]
+    forecasts = []
+    for prediction, cut, candles in zip(predict(members, recent, newest), recent, series, strict=True):
+        row = int(prediction.origins[0]) + len(candles) - len(cut)
+        last = float(candles.prices[row, 3])
+        chances = prediction.probabilities[0] if prediction.probabilities is not None else None
+        close = QuantilePaths(last * np.exp(prediction.quantiles[0]))
+        candle = last * np.exp(prediction.candle[0])
+        forecasts.append(Forecast(candles, close, candle, last, row, chances, prediction.touch))
+    return forecasts
+
+
+def paths(forecasts: Sequence[Forecast], n: int = 1000, seed: int = 0) -> Paths:
+    """Joint paths of several coins, in prices: margins are the forecasts' quantiles, n scenarios that hold for all.
+
+    Steps depend as a random walk's do, and coins as the log-returns before the forecasts (`cpbmodels.data.paths`).
+
+    Raises:
+        ModelError: a classifier's forecast; forecasts with different timeframes, horizons or times of issue; or several
+            coins without times, with too few common candles, or with a price that never moves.
+    """
+    if not isinstance(forecasts, Sequence) or {type(f) for f in forecasts} != {Forecast}:
+        raise ModelError("There are no forecasts to draw paths from: give a list of model.forecast(series).")
+    for forecast in forecasts:
+        check_forecasts_prices(forecast.probabilities)
+    if len(forecasts) > 1 and len({(f.series.timeframe, len(f.candle), f.issued_at) for f in forecasts}) > 1:
+        raise ModelError(
+            "Joint paths need forecasts of one timeframe, horizon and time of issue; these differ: draw them apart."
+        )
+    factors = coin_factors([f.series for f in forecasts], [f.issued_row for f in forecasts])
+    close = draw_closes(np.stack([f.close.array for f in forecasts]), factors, n, seed)
+    return Paths(tuple(f.series.symbol for f in forecasts), close)
+
+
+def predict_rows(
+    member: Model,
+    series: Series,
+    since: datetime | str | None = None,
+    touch: Numbers = (),
+    stop: Numbers = (),
+) -> pl.DataFrame:
+    """The forecasts of every origin from `since` on (UTC close of the last candle used) as rows, in prices.
+
+    Raises:
+        ModelError: see `Forecast.to_frame`; also when `since` is not an aware time.
+    """
+    origins = np.flatnonzero(series.usable(member.context)).astype(np.int64)
+    if since is not None:
+        first = microseconds(since) - series.step_seconds * 1_000_000
+        assert series.times is not None or series.end_of(0)  # which raises
+        origins = origins[series.times[origins] >= first]  # type: ignore[index]
+    forecasts = predict([member], [series], [origins])[0]
+    check_forecasts_prices(forecasts.probabilities)
+    last = series.prices[origins, 3]
+    issued = [series.end_of(int(row)) for row in origins]
+    close, candle = (last[:, None, None] * np.exp(moves) for moves in (forecasts.quantiles, forecasts.candle))
+    rows = forecast_rows(issued, series.step_seconds, close, candle)
+    if not (np.size(touch) or np.size(stop)):
+        return rows
+    columns = Touch(forecasts.touch, close, last).columns(touch, stop)
+    return rows.with_columns(**{name: values.ravel() for name, values in columns.items()})
+
+
+def check_forecasts_prices(probabilities: np.ndarray | None) -> None:
+    """Raise ModelError for a classifier: it forecasts up, flat or down and no price."""
+    if probabilities is not None:
+        raise ModelError(
+            "A classifier forecasts up, flat or down and no price: read `forecast.probabilities`, or use "
+            "`cpbmodels.predict`."
+        )
+
+
+def _recent(series: Series, member: Model) -> Series:
+    """The series' last rows if a forecast can be made from them: years of history need not be copied."""
+    reach = (
+        LOOKBACK_DAYS * 86_400 // series.step_seconds if {*member.config["features"]} & {*WIDE_COLUMNS} else 0
+    )
+    cut = series.tail(member.context + 256 + max(reach, reach and LONG[-1]))
+    return cut if cut.usable(member.context).any() else series
