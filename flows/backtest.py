@@ -26,6 +26,7 @@ from tasks.judging.judges import Judges
 from tasks.market.listing import with_listed_pairs
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
+from tasks.promotion.submissions import counted_before
 from tasks.running.progress import PrintLine
 from tasks.steps import opened_engine, train
 from tasks.training.cost import fleet_cost, run_cost
@@ -66,7 +67,7 @@ def _gate(
 ) -> Callable[[Backtest], dict[str, Any]]:
     """Name the recipes in the register, before anything is trained; return the decision to be made afterwards."""
     submission = by_backtest.submit(contest, spec, plan.folds)
-    before = by_backtest.counted_before(spec.scope.home, submission)
+    before = counted_before(spec.scope.home, submission)
     report(
         f"submitted to the gate as {submission.digest}: {', '.join(submission.recipes)} against "
         f"{submission.incumbent}; {before + submission.count} are submitted for this span"
@@ -78,7 +79,7 @@ def _gate(
 
 
 def _plan(run: Run, spec: BacktestSpec, engine: Engine, contest: Contest | None) -> BacktestPlan:
-    beside = (contest.name, contest.beside) if contest and contest.beside else None
+    beside = (contest.name, contest.incumbent_fleet) if contest and contest.incumbent_fleet else None
     plan = plan_backtest(spec, series_records(run, spec), gpus=engine.gpus, beside=beside)
     run.note(plan)
     if not plan.folds:

@@ -44,7 +44,8 @@ from tasks.judging.fleet import judge_fleet
 from tasks.judging.judges import Judges
 from tasks.market.ingest import update_store
 from tasks.market.store_state import FAILED_SERIES, leap_sentence
-from tasks.promotion.night import decide_night, fleets_to_train
+from tasks.promotion.night import decide_night
+from tasks.promotion.night_fleets import fleets_to_train
 from tasks.running.step import Retry, step
 from tasks.signals.feature_files import load_series, write_features
 from tasks.signals.splits import shortened, split_bounds

@@ -45,7 +45,7 @@ from tasks.market.layout import period_bounds
 from tasks.market.manifest import MANIFEST
 from tasks.market.manifest_file import intact_manifest
 from tasks.market.store_files import writer_lock
-from tasks.promotion import by_backtest
+from tasks.promotion import submissions, switches
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
 from tasks.storage.folders import folders_aside
@@ -390,10 +390,10 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
         folder, again = series.folder(home, "ledger"), months.forecast_command(series)
         yield folder / DAILY, partial(parse_sums, folder / DAILY), again
         yield _record(settled_path(home, series), Settled, series.name, _remove(settled_path(home, series)))
-    for path in by_backtest.switch_files(home, market):
-        yield _record(path, by_backtest.Switch, by_backtest.record_subject(path), RESTORE)
-    for path in by_backtest.register_files(home, market):
-        yield _record(path, by_backtest.Submission, by_backtest.record_subject(path), RESTORE)
+    for path in switches.switch_files(home, market):
+        yield _record(path, switches.Switch, switches.record_subject(path), RESTORE)
+    for path in submissions.register_files(home, market):
+        yield _record(path, submissions.Submission, switches.record_subject(path), RESTORE)
 
 
 def published(home: Path, market: str) -> Iterator[Check]:

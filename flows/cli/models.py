@@ -21,7 +21,7 @@ from tasks.storage.home_version import checked_home, mark_home, stored_home
 
 if TYPE_CHECKING:
     from schemas.ledger import Alarm
-    from tasks.promotion.moves import Served
+    from tasks.promotion.by_hand import Served
 
 BOARD = (
     Column("", "place", stays=True),
@@ -172,7 +172,7 @@ def champions(
     """
     quiet_libraries()
     from tasks.forecasting.watch import alarms
-    from tasks.promotion.moves import served
+    from tasks.promotion.by_hand import served
 
     symbols, timeframes = spec.symbols, spec.intervals
     everyone = served(spec.market)
@@ -227,7 +227,7 @@ def promote(
             "promote moves one series: name one coin and one timeframe", code="one-series", field="coin"
         )
     quiet_libraries()
-    from tasks.promotion.moves import promote_by_hand
+    from tasks.promotion.by_hand import promote_by_hand
 
     decision = promote_by_hand(checked_home(), chosen[0], version, force)
     said = f"{decision.series}: version {decision.version_number} is the champion now: {decision.reason}"

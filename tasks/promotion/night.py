@@ -5,33 +5,26 @@ record of its decision: repeating a run that was killed in between finds its own
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from schemas.decision import BacktestEvidence, Decision
-from schemas.errors import CpbError, DamagedError, UsageError
-from schemas.failure import Failure
-from schemas.fleets import FleetSpec
+from schemas.errors import DamagedError
 from schemas.handover import FleetJudgement, SeriesRecord
 from schemas.identity import Recipe, SeriesId
-from schemas.run import RunSpec
 from tasks.judging import gate
 from tasks.judging.gate import GateDecision, GateModel
-from tasks.promotion.by_backtest import Switch, fleet_to_follow, followed, replaced_recipes, save
 from tasks.promotion.losses import LossTable, TrainedCandidate, registered_model, trained_candidate
 from tasks.promotion.moves import decided, promote_candidate, promotion_lock, record_fleet, retire
-from tasks.promotion.remade import UNKNOWN, fleet_of
+from tasks.promotion.switches import Switch, replaced_recipes, save_switch, switch_to_follow
 from tasks.signals.feature_files import read_features
 from tasks.tracking.champions import Champion, champions
 from tasks.tracking.decisions import keep_decision
-from tasks.tracking.experiment import NO_STORE, Store
-from tasks.tracking.registry import ALIAS, versions_with_alias
-from tasks.tracking.store import open_store, read_store
-from tasks.tracking.tags import RECIPE
-from tasks.training.plan import planned_recipe
+from tasks.tracking.experiment import Store
+from tasks.tracking.store import open_store
 
 
 @dataclass
@@ -95,11 +88,13 @@ def decide_night(
             switched = replaced_recipes(home, market, timeframe)
             ruled = decide_timeframe(store, candidates, serving, switched, losses)
             # Last: a run killed before this lets the remaining series follow when repeated.
-            followed = {decision.series.symbol for decision in ruled if decision.backtest}
+            have_followed = {decision.series.symbol for decision in ruled if decision.backtest}
             for switch in switched.values():
-                if followed.intersection(switch.behind):
-                    behind = tuple(symbol for symbol in switch.behind if symbol not in followed)
-                    save(home, switch.model_copy(update={"behind": behind}))
+                if have_followed.intersection(switch.coins_to_follow):
+                    waiting = tuple(
+                        symbol for symbol in switch.coins_to_follow if symbol not in have_followed
+                    )
+                    save_switch(home, switch.model_copy(update={"coins_to_follow": waiting}))
             decisions += ruled
         decisions += _retired(store, stopped)
     return tuple(decisions)
@@ -232,9 +227,9 @@ def _replace_damaged(
 def _follow(state: SeriesState, incumbent: GateModel, switched: Mapping[Recipe, Switch]) -> bool:
     """Let a coin follow the switch of its timeframe with the run's model of the recipe; return whether it does."""
     switch = switched.get(incumbent.recipe)
-    if switch is None or state.series.symbol not in switch.behind:
+    if switch is None or state.series.symbol not in switch.coins_to_follow:
         return False
-    switch = followed(switch, switched)
+    switch = switch_to_follow(switch, switched)
     recipe = switch.recipes[0]
     model = state.models.get(recipe)
     if model is None or gate.is_older(model, incumbent) or gate.refused(model, incumbent):
@@ -298,64 +293,3 @@ def _retired(store: Store, stopped: Sequence[SeriesRecord]) -> Iterator[Decision
         decision = decided(champion.series, GateDecision("retired", "stopped", reason), incumbent)
         retire(store, champion, decision)
         yield decision
-
-
-def fleets_to_train(
-    spec: RunSpec, series: Collection[SeriesId]
-) -> tuple[dict[str, tuple[FleetSpec, ...]], tuple[Failure, ...]]:
-    """Return, by timeframe, the fleets that a run trains on these series, and a failure for each recipe that it cannot.
-
-    With `serving` these are, where champions serve, the fleets that made them, as their versions record it, and those
-    of recipes that champions are about to follow after a backtest: one fleet of a recipe. The run's own are trained
-    where nothing serves, and in place of provisional champions. A missing store counts as empty.
-    """
-    timeframes, series = dict.fromkeys(s.timeframe for s in series), frozenset(series)
-    own = dict.fromkeys(timeframes, spec.fleets)
-    if not spec.serving:
-        return own, ()
-    try:
-        serving = versions_with_alias(read_store(), ALIAS)
-    except CpbError as error:
-        if error.code != NO_STORE:
-            raise
-        return own, ()
-    fleets: dict[str, dict[str, FleetSpec]] = {timeframe: {} for timeframe in timeframes}  # by recipe
-    served: set[str] = set()
-    unknown: dict[str, list[SeriesId]] = defaultdict(list)
-    for of, version in serving.items():
-        if of not in series:
-            continue
-        served.add(of.timeframe)
-        try:
-            made = fleet_of(version.tags)
-        except UsageError as error:
-            unknown[str(error)].append(of)
-        else:
-            fleets[of.timeframe].setdefault(version.tags[RECIPE], made)
-    home, market = spec.scope.home, spec.scope.market
-    for timeframe in sorted(served):
-        switched = replaced_recipes(home, market, timeframe)
-        for switch in switched.values():
-            behind = [of for symbol in switch.behind if (of := SeriesId(market, symbol, timeframe)) in series]
-            if not behind:
-                continue
-            last = followed(switch, switched)
-            try:
-                fleets[timeframe].setdefault(str(last.recipes[0]), fleet_to_follow(last))
-            except UsageError as error:
-                unknown[str(error)] += behind
-        if any(fleet.preset == gate.PROVISIONAL for fleet in fleets[timeframe].values()):
-            for fleet in spec.fleets:
-                if fleet.preset != gate.PROVISIONAL:
-                    fleets[timeframe].setdefault(str(planned_recipe(fleet)), fleet)
-    failures = tuple(
-        Failure(
-            step="plan",
-            code=UNKNOWN,
-            series=of,
-            reason=reason + (f"; so it is with {len(others)} more series" if others else ""),
-        )
-        for reason, (of, *others) in unknown.items()
-    )
-    trained = {t: tuple(fleets[t].values()) if t in served else own[t] for t in timeframes}
-    return trained, failures

@@ -7,10 +7,10 @@ from schemas.backtesting import BacktestSpec
 from schemas.errors import UsageError
 from schemas.fleets import FleetSpec
 from schemas.home import home_folder
-from tasks.judging import gate
 from tasks.promotion import by_backtest
-from tasks.promotion.by_backtest import submissions, switches
 from tasks.promotion.losses import registered_model
+from tasks.promotion.submissions import counted_before, submissions
+from tasks.promotion.switches import switches
 from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
 from tasks.training.plan import planned_recipe
@@ -39,7 +39,7 @@ def spec(**changed):
 @pytest.fixture
 def short(monkeypatch):
     """Days instead of months."""
-    monkeypatch.setattr(gate, "MIN_DAYS", {3600: 20, 900: 20})
+    monkeypatch.setattr("tasks.judging.paired.MIN_DAYS", {3600: 20, 900: 20})
 
 
 def backtest(**changed):
@@ -90,7 +90,7 @@ def test_recipes_are_named_before_anything_is_trained(trainer, short, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         backtest(trials=2)
     (submission,) = submissions(home_folder(), "sim", "1h")
-    assert (submission.count, by_backtest.counted_before(home_folder(), submission)) == (2, 1)
+    assert (submission.count, counted_before(home_folder(), submission)) == (2, 1)
 
 
 def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, short, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     assert any(line.startswith("passed the gate: backtest of har/smoke/") for line in said)
     assert aliases() == {"champion": "1"}
     (switch,) = switches(home_folder(), "sim", "1h")
-    assert switch.behind == ("BTCUSDT", "ETHUSDT")
+    assert switch.coins_to_follow == ("BTCUSDT", "ETHUSDT")
     assert switch.fleet == FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 1})
     night(SECOND, serving=True)  # it trains what serves, and what is about to
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
@@ -108,7 +108,7 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     assert newest().backtest.named == submissions(home_folder(), "sim", "1h")[0].digest
     assert [submission.architecture for submission in champions(open_store(), market="sim")] == ["har", "har"]
     assert champions(open_store(), [BTC])[0].selected_on
-    assert switches(home_folder(), "sim", "1h")[0].behind == ()
+    assert switches(home_folder(), "sim", "1h")[0].coins_to_follow == ()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,9 @@ def test_the_champions_recipe_is_trained_beside_where_the_options_train_another(
     (btc, _) = champions(open_store(), market="sim")
     assert (contest.incumbent, contest.name) == (registered_model(btc).recipe, by_backtest.CHAMPION)
     assert list(contest.recipes) == ["linear"]
-    assert contest.beside == FleetSpec(architecture="linear", preset="smoke", overrides={"epochs": 1})
+    assert contest.incumbent_fleet == FleetSpec(
+        architecture="linear", preset="smoke", overrides={"epochs": 1}
+    )
     answer, _ = backtest(architectures="har", overrides={"epochs": 2})
     assert set(answer["pooled"]) == {"random-walk", "har", "champion"}
     assert len(answer["gate"]["recipes"]) == 1

@@ -8,7 +8,7 @@ import pytest
 from schemas.home import home_folder
 from schemas.identity import SeriesId
 from tasks.hub.card import model_card
-from tasks.promotion import moves
+from tasks.promotion import by_hand
 from tasks.storage.urls import local_path
 from tasks.storage.wheel import Wheel
 from tasks.tracking.champions import champions
@@ -76,7 +76,7 @@ def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(c
     def both(store, market=None):
         return [champion for champion in [*simulated, *real] if market in (None, champion.series.market)]
 
-    monkeypatch.setattr(moves, "champions", both)
+    monkeypatch.setattr(by_hand, "champions", both)
     assert [row["market"] for row in cpb("champions", "--json")[1]["champions"]] == ["spot"]
     shown = cpb("champions", "--market", "sim", "--json")[1]["champions"]
     assert [(row["market"], row["simulated"]) for row in shown] == [("sim", True)] * 2
@@ -160,7 +160,7 @@ def test_a_kill_between_alias_and_record_is_no_decision_by_hand(cpb, monkeypatch
     def killed(*_given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(moves, "keep_decision", killed)
+    monkeypatch.setattr("tasks.promotion.moves.keep_decision", killed)
     with pytest.raises(KeyboardInterrupt):
         night(SECOND)
     assert (aliases(), decided()) == ({"champion": "2", "previous": "1"}, ("refreshed", "refresh"))

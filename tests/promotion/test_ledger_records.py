@@ -9,7 +9,7 @@ from schemas.decision import BacktestEvidence
 from schemas.identity import MARKETS
 from schemas.ledger import LedgerSummary
 from tasks.forecasting.watch import Watch
-from tasks.promotion.by_backtest import Switch
+from tasks.promotion.switches import Switch
 from tasks.storage.records import write_record
 from tasks.verify import verify_all
 from tests.tools.verifying import verify_ledger as verify
@@ -19,7 +19,7 @@ SWITCH = Switch(
     market="sim",
     timeframe="1h",
     switched_at=NOW,
-    behind=("BTCUSDT",),
+    coins_to_follow=("BTCUSDT",),
     backtest=BacktestEvidence(
         challenger="har/default/aaaaaaaaaaaa",
         incumbent="gru/default/bbbbbbbbbbbb",

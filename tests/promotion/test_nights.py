@@ -6,8 +6,8 @@ import pytest
 
 from schemas.decision import BacktestEvidence
 from schemas.home import home_folder
-from tasks.promotion.by_backtest import Switch, save, switches
 from tasks.promotion.losses import registered_model
+from tasks.promotion.switches import Switch, save_switch, switches
 from tasks.storage.model_folder import read_config
 from tasks.storage.recipes import recipe_of
 from tasks.tracking.champions import champions
@@ -198,14 +198,14 @@ def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_deci
         better=2,
         recent_p=1.0,
     )
-    save(
+    save_switch(
         home_folder(),
         Switch(
             market="sim",
             timeframe="1h",
             backtest=figures,
             switched_at=figures.last,
-            behind=("BTCUSDT", "ETHUSDT"),
+            coins_to_follow=("BTCUSDT", "ETHUSDT"),
         ),
     )
     better_recipe(trainer, seed=2, as_of="2025-01-02T05:00")
@@ -214,7 +214,7 @@ def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_deci
     assert "from 2024-11-01 to 2024-12-30, 60 days, of 3 submitted" in newest().reason
     (btc, _) = champions(open_store(), market="sim")
     assert (btc.architecture, btc.selected_on) == ("har", "2024-11-01/2024-12-30")
-    assert [switch.behind for switch in switches(home_folder(), "sim", "1h")] == [()]
+    assert [switch.coins_to_follow for switch in switches(home_folder(), "sim", "1h")] == [()]
 
 
 def recipes_of_last_run():

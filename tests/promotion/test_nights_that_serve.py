@@ -18,8 +18,8 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks import steps
 from tasks.judging import gate
-from tasks.promotion.by_backtest import Switch, save
-from tasks.promotion.night import fleets_to_train
+from tasks.promotion.night_fleets import fleets_to_train
+from tasks.promotion.switches import Switch, save_switch
 from tasks.steps import opened_engine
 from tasks.tracking.calls import search
 from tasks.tracking.champions import champions, training_command
@@ -187,19 +187,19 @@ def test_a_recipe_that_passed_the_gate_is_trained_until_every_coin_has_followed(
     har = FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 2})
     recipe = champions(open_store())[0].tags["cpb.recipe"]
     switch = switched(recipe, har)
-    save(home_folder(), switch)
+    save_switch(home_folder(), switch)
     linear = ("smoke", "linear", {"epochs": 1})
     assert wanted(preset="smoke") == ({"1h": [linear, ("smoke", "har", {"epochs": 2})]}, [])
     assert wanted((ETH,), preset="smoke") == ({"1h": [linear]}, [])  # BTC is behind, and not in this run
     # The winner has since lost to another: that is what the coin behind will follow.
     gru = FleetSpec(architecture="gru", preset="smoke")
-    save(home_folder(), switched(str(planned_recipe(har)), gru, behind=(), days=1))
+    save_switch(home_folder(), switched(str(planned_recipe(har)), gru, coins_to_follow=(), days=1))
     assert wanted(preset="smoke") == ({"1h": [linear, ("smoke", "gru", {})]}, [])
-    save(home_folder(), switch.model_copy(update={"behind": ()}))
+    save_switch(home_folder(), switch.model_copy(update={"coins_to_follow": ()}))
     assert wanted(preset="smoke") == ({"1h": [linear]}, [])
 
 
-def switched(incumbent, fleet, *, behind=("BTCUSDT",), days=0):
+def switched(incumbent, fleet, *, coins_to_follow=("BTCUSDT",), days=0):
     day = SPEC.scope.as_of + timedelta(days=days)
     figures = BacktestEvidence(
         challenger=str(planned_recipe(fleet)),
@@ -217,7 +217,14 @@ def switched(incumbent, fleet, *, behind=("BTCUSDT",), days=0):
         better=2,
         recent_p=1.0,
     )
-    return Switch(market="sim", timeframe="1h", switched_at=day, behind=behind, fleet=fleet, backtest=figures)
+    return Switch(
+        market="sim",
+        timeframe="1h",
+        switched_at=day,
+        coins_to_follow=coins_to_follow,
+        fleet=fleet,
+        backtest=figures,
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,7 +247,7 @@ def test_a_recipe_that_passed_the_gate_and_cannot_be_trained_is_told(trainer, fl
     switch = switched(recipe, FleetSpec(architecture="har", preset="smoke")).model_copy(
         update={"fleet": fleet}
     )
-    save(home_folder(), switch)
+    save_switch(home_folder(), switch)
     planned, ((series, reason),) = wanted(preset="smoke")
     assert (planned, series) == ({"1h": [("smoke", "linear", {"epochs": 1})]}, BTC)
     assert reason.startswith(

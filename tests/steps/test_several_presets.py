@@ -15,7 +15,7 @@ from schemas.errors import CpbError
 from schemas.home import home_folder
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.promotion.night import fleets_to_train
+from tasks.promotion.night_fleets import fleets_to_train
 from tasks.steps import plan
 from tasks.tracking.calls import search
 from tasks.tracking.champions import champions
