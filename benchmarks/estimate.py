@@ -28,8 +28,8 @@ from cpbmodels.doctor.pace import Run, members_on_gpu, time_fleet, time_on_cores
 from schemas.handover import ShardJob, ShardResult
 from tasks.running.cores import usable_cores
 from tasks.storage.records import read_record
-from tasks.training.local import MALLOC
 from tasks.training.shard import JOB, RESULT, shard_folders
+from tasks.training.trainers import MALLOC
 
 PATIENCE = 100_000
 TOLERANCE = 0.25

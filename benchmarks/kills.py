@@ -32,10 +32,10 @@ def serve(requests):
 """
 RUN = """
 import pathlib, sys
-from tasks.training import local
-from tasks.training.local import Slots
-local.TRAINER = "slow_trainer"
-local.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
+from tasks.training import trainers
+from tasks.training.trainers import Slots
+trainers.TRAINER = "slow_trainer"
+trainers.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
 """
 CPB = (
     "flows.cli",

@@ -18,7 +18,7 @@ from benchmarks import naive
 from benchmarks._fleet import train
 from benchmarks._paired import main, seconds
 from benchmarks._walks import walks
-from tasks.training.local import MALLOC
+from tasks.training.trainers import MALLOC
 
 SEEDS = ("transformer", "gru", "lstm")
 

@@ -32,7 +32,7 @@ from tasks.steps import opened_engine, train
 from tasks.training.cost import fleet_cost, run_cost
 from tasks.training.plan import fleet_names
 from tasks.training.queue import Engine, train_fleets
-from tasks.training.shard import ShardsInUse
+from tasks.training.shard_retention import ShardsInUse
 
 
 def run_backtest(spec: BacktestSpec, report: PrintLine = echo) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from tasks.tracking.flow_log import run_skill, start_flow
 from tasks.tracking.runs import check_place, log_metrics
 from tasks.tracking.store import open_store
 from tasks.tracking.wandb import check_usable, is_wanted
-from tasks.training.cost import fleet_cost
-from tasks.training.progress import busy_share
+from tasks.training.checkpoint import Checkpoint
+from tasks.training.cost import busy_share, fleet_cost
 from tasks.training.queue import Arrivals, Engine, ResumeMode, is_trained, resume_shards, train_and_judge
-from tasks.training.shard import Checkpoint, shard_folder
+from tasks.training.shard import shard_folder
 
 
 def check_records(run: Run, spec: RunSpec) -> None:

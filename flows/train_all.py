@@ -20,7 +20,7 @@ from tasks.market.listing import with_listed_pairs
 from tasks.running.progress import PrintLine
 from tasks.steps import check_publishable, forecast, opened_engine, promote, publish
 from tasks.tracking.archive import Keeper
-from tasks.training.shard import ShardsInUse
+from tasks.training.shard_retention import ShardsInUse
 
 
 def run_train_all(spec: RunSpec, report: PrintLine = echo) -> Run:

@@ -14,9 +14,10 @@ from tasks.judging.accuracy import accuracy, accuracy_text
 from tasks.running.progress import PrintLine
 from tasks.steps import opened_engine
 from tasks.tracking.archive import Keeper
+from tasks.training.checkpoint import LATEST, Checkpoint
 from tasks.training.cost import cost_text, fleet_cost
 from tasks.training.queue import ResumeMode
-from tasks.training.shard import LATEST, Checkpoint, ShardsInUse
+from tasks.training.shard_retention import ShardsInUse
 
 _BARS = "▁▂▃▄▅▆▇█"
 _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")

@@ -19,7 +19,8 @@ from tasks.storage.records import value_digest
 from tasks.tracking.runs import check_place, log_trials, start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import AS_OF, KIND, NEWEST, STUDY, spec_params
-from tasks.training.local import check_device, gpu_held, gpus_of
+from tasks.training.gpu_locks import gpu_held
+from tasks.training.gpus import check_device, gpus_of
 from tasks.training.plan import training_code
 
 

@@ -51,11 +51,12 @@ from tasks.signals.feature_files import load_series, write_features
 from tasks.signals.splits import shortened, split_bounds
 from tasks.storage.packaged import PackagedModel, packaged_models
 from tasks.tracking.fleet_log import log_fleet
-from tasks.training.local import LocalEngine, TrainerDied
+from tasks.training.fleet_progress import FleetProgress
+from tasks.training.local import LocalEngine
 from tasks.training.plan import fleet_names, job_key, plan_fleet, plan_member
-from tasks.training.progress import FleetProgress
 from tasks.training.queue import Engine, failed_shard
 from tasks.training.ray import ADDRESS, connected
+from tasks.training.trainers import TrainerDied
 
 FORECAST = ("champions", "ingest", "forecast", "score", "watch")
 

@@ -34,8 +34,8 @@ from tasks.steps import (
 )
 from tasks.tracking.flow_log import start_flow
 from tasks.tracking.store import open_store
-from tasks.training import trainer
-from tasks.training.progress import FleetProgress
+from tasks.training import shard_training
+from tasks.training.fleet_progress import FleetProgress
 from tests.tools.in_process import train_by
 
 SPEC = RunSpec(
@@ -61,7 +61,7 @@ def at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     monkeypatch.chdir(tmp_path)
-    train_by(monkeypatch, trainer.train_job)
+    train_by(monkeypatch, shard_training.train_job)
     return tmp_path
 
 

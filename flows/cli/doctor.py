@@ -46,8 +46,9 @@ def doctor(
     from cpbmodels.doctor.pace import Run
     from cpbmodels.doctor.report import lines
     from tasks.storage.wheel import second_library
-    from tasks.training.local import MALLOC, kernel_cache
+    from tasks.training.local import kernel_cache
     from tasks.training.plan import MIN_MEMBERS
+    from tasks.training.trainers import MALLOC
 
     os.environ.update(kernel_cache(home_folder()))  # where trainers look
 

@@ -39,7 +39,7 @@ from tasks.market.klines import read_klines
 from tasks.running.progress import report_progress
 from tasks.signals.feature_files import series_of
 from tasks.training.plan import fleet_names
-from tasks.training.trainer import train_members
+from tasks.training.shard_training import train_members
 
 log = logging.getLogger("cpb")
 

@@ -12,7 +12,7 @@ from tasks.storage.interrupts import Interrupted, check_interrupted, let_ctrl_c_
 T = TypeVar("T")
 
 STOP_S = 2.0
-"""Seconds for interrupted calls to end: longer than `tasks.training.local.stop` needs, 3 s in total."""
+"""Seconds for interrupted calls to end: longer than `WorkerProcess.stop` needs, 3 s in total."""
 
 _SLICE_S = 0.2
 """Maximum single wait of the calling thread, so that it notices an interrupt whatever handles the signal."""

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from schemas.handover import ShardResult
-from tasks.training.progress import gigabytes
+from schemas.errors import counted
+from schemas.handover import DeviceWork, ShardResult
 
 _GPU, _CPU = "gpu_mem_allocated_peak_mb", "rss_peak_mb"
 
@@ -85,3 +85,48 @@ def _mean(values: Any) -> float | None:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
+
+
+def busy_share(work: Sequence[DeviceWork], cores: int) -> dict[str, float]:
+    """Return `device_busy_share`: the share of time from the first shard's start to the last's end with devices busy.
+
+    For GPUs, the seconds in which a kernel ran, averaged over the GPUs that trained; nothing if a driver does not say
+    it. For a CPU, the trainers' CPU time divided by its cores.
+    """
+    span = max(shard.end for shard in work) - min(shard.begin for shard in work)
+    gpus = {shard.device for shard in work if shard.device}
+    seconds = [shard.busy_s if shard.device else shard.cpu_s for shard in work]
+    if span <= 0 or None in seconds:
+        return {}
+    return {"device_busy_share": sum(filter(None, seconds)) / (span * (len(gpus) or cores))}
+
+
+def device_figures(cost: Mapping[str, float], cores: int) -> str:
+    """Return the memory and the use of a device in an epoch: of a GPU if one was used, else of the process.
+
+    Args:
+        cost: figures of `cpbmodels.device.monitor.Monitor.latest`.
+        cores: those that the process may use.
+    """
+    if "gpu_mem_allocated_mb" in cost:
+        names = {
+            "allocated": "gpu_mem_allocated_mb",
+            "reserved": "gpu_mem_reserved_mb",
+            "peak": "gpu_mem_allocated_peak_mb",
+        }
+        first, *others = (f"{gigabytes(cost[name])} {word}" for word, name in names.items())
+        first = first.replace(" ", " GB ", 1)
+        use = f"{cost['gpu_util']:.0f} %" if "gpu_util" in cost else "use not measured"
+        return ", ".join([f"GPU {first}", *others, use])
+    memory = (
+        f"{cost['rss_mb']:,.0f} MB, {cost['rss_peak_mb']:,.0f} peak"
+        if cost.get("rss_peak_mb")
+        else "memory not measured"
+    )
+    used = cost.get("cpu_util", 0.0) / 100 * cores
+    return f"CPU {memory}, {used:.1f} of {counted(cores, 'core')}"
+
+
+def gigabytes(megabytes: float) -> str:
+    """Return MB as `Monitor` counts them (2^20 bytes) in GB (10^9 bytes), as in `2.34`."""
+    return f"{megabytes * 2**20 / 1e9:.2f}"

@@ -49,7 +49,6 @@ from tasks.storage.source_code import code_digest
 _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
 """Fields of a job that are locations of its data, not its contents."""
 
-
 _TRAINING = ("cpbmodels", "tasks/training/trainer.py", "tasks/signals")
 """Code that determines a trained model; its imports count too, except for `_NOT_TRAINING`."""
 
@@ -69,10 +68,18 @@ _NOT_TRAINING = (
     "tasks/market",
     "tasks/storage",
     # Plans jobs, whose digest covers the plan; stores, starts and reports them.
+    "tasks/training/checkpoint.py",
+    "tasks/training/cost.py",
+    "tasks/training/epochs.py",
+    "tasks/training/fleet_progress.py",
+    "tasks/training/gpu_locks.py",
+    "tasks/training/gpus.py",
     "tasks/training/local.py",
     "tasks/training/plan.py",
     "tasks/training/progress.py",
     "tasks/training/shard.py",
+    "tasks/training/shard_retention.py",
+    "tasks/training/trainers.py",
     "tasks/running",
 )
 

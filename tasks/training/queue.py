@@ -16,12 +16,13 @@ from schemas.failure import Failure
 from schemas.handover import FleetPlan, ShardJob, ShardResult
 from tasks.running.parallel import run_each
 from tasks.running.progress import PrintLine
+from tasks.training.checkpoint import TRAINED, Checkpoint, progress_so_far
 from tasks.training.cost import cost_text, fleet_cost
+from tasks.training.fleet_progress import FleetProgress
 from tasks.training.local import LocalEngine
 from tasks.training.plan import job_key, shards_of
-from tasks.training.progress import FleetProgress
 from tasks.training.ray import RayEngine
-from tasks.training.shard import TRAINED, Checkpoint, is_training, progress_so_far, shard_folder
+from tasks.training.shard import is_training, shard_folder
 
 T = TypeVar("T")
 

@@ -35,10 +35,11 @@ from tasks.storage.files import write_bytes, write_secret
 from tasks.storage.folders import new_folder
 from tasks.storage.interrupts import check_interrupted
 from tasks.storage.locks import locked
-from tasks.training.local import Slots, plan_slots, run_trainer, visible_gpus
+from tasks.training.fleet_progress import FleetProgress
+from tasks.training.gpus import visible_gpus
 from tasks.training.plan import memory_bytes, training_code
-from tasks.training.progress import FleetProgress
 from tasks.training.shard import CHECKPOINTS, EPOCHS, JOB, LOG, RESULT, prepare, read_result
+from tasks.training.trainers import Slots, plan_slots, run_trainer
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's variable, HOST:PORT of a cluster's head: if set, runs without a named engine train there.

@@ -12,7 +12,7 @@ from schemas.errors import CpbError
 from tasks.backtesting import audit
 from tasks.storage.records import file_digest
 from tasks.training.shard import prepare, read_result
-from tasks.training.trainer import train_job
+from tasks.training.shard_training import train_job
 from tests.tools.known_markets import TINY, A, B, busy_hours
 
 KLINES = {A: busy_hours(4000, 0), B: busy_hours(4000, 1)}

@@ -7,7 +7,8 @@ import pytest
 import typer
 
 import cpbmodels
-from tasks.training.progress import EPOCHS_PER_LINE, device_figures
+from tasks.training.cost import device_figures
+from tasks.training.fleet_progress import EPOCHS_PER_LINE
 from tests.tools.doc_blocks import ROOT, blocks, script
 
 GPU = (ROOT / "docs/gpu.md").read_text()

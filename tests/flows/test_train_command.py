@@ -14,7 +14,7 @@ from schemas.fleets import FleetSpec
 from schemas.handover import FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import TrainSpec
-from tasks.training.shard import progress_so_far
+from tasks.training.checkpoint import progress_so_far
 
 METRICS = {"test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8, "test_crps_ratio_high": 0.95}
 MODEL = ModelId("gru", "seed-gru", SeriesId("sim", "BTCUSDT", "1h"), 7)

@@ -24,8 +24,8 @@ from tasks.steps import opened_engine
 from tasks.tracking.calls import search
 from tasks.tracking.champions import champions, training_command
 from tasks.tracking.store import open_store
-from tasks.training.local import KERNELS
 from tasks.training.plan import planned_recipe
+from tasks.training.trainers import KERNELS
 from tests.tools.promotion_tools import BTC, ETH, FIRST, SECOND, SPEC, decided, night
 
 LONG = SeriesId("sim", "BTCUSDT", "2h")

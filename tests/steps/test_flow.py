@@ -27,9 +27,10 @@ from tasks.tracking.calls import search
 from tasks.tracking.champions import champions
 from tasks.tracking.leaderboard import read_board
 from tasks.tracking.store import open_store
-from tasks.training import trainer as worker
-from tasks.training.local import TrainerDied, TrainingTimeout
-from tasks.training.shard import LATEST, read_job, read_result
+from tasks.training import shard_training as worker
+from tasks.training.checkpoint import LATEST
+from tasks.training.shard import read_job, read_result
+from tasks.training.trainers import TrainerDied, TrainingTimeout
 from tests.tools.in_process import train_by
 from tests.tools.inbox import inbox
 
@@ -148,7 +149,8 @@ def test_a_machine_that_ends_between_two_fleets_loses_no_fleet(trainer, tmp_path
         first.append(job.architecture)
 
     trainer.before = between
-    monkeypatch.setattr("tasks.training.local.usable_cores", lambda: 1)  # one fleet after the other
+    for module in ("local", "trainers"):  # one fleet after the other
+        monkeypatch.setattr(f"tasks.training.{module}.usable_cores", lambda: 1)
     whole, said = run()
     assert (
         len([line for line in said if line.startswith(f"kept: {drive}/cpb-")]) == 3

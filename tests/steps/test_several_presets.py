@@ -23,8 +23,9 @@ from tasks.tracking.flow_runs import newest_flow_runs
 from tasks.tracking.judged_models import judged_models
 from tasks.tracking.leaderboard import read_board, read_members
 from tasks.tracking.store import open_store
-from tasks.training import trainer as worker
-from tasks.training.shard import read_job, remove_old_shards, shard_folders
+from tasks.training import shard_training as worker
+from tasks.training.shard import read_job, shard_folders
+from tasks.training.shard_retention import remove_old_shards
 from tests.tools.in_process import train_by
 
 SCOPE = {"coins": "BTC,ETH", "timeframes": "1h", "source": "sim", "since": "2024-09", "as_of": "2025-01-01"}

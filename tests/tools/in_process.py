@@ -34,4 +34,4 @@ def serve_here(patch):
 def train_by(patch, train):
     """Let `train(folder)` stand in for trainers, and judge in this process."""
     serve_here(patch)
-    patch.setattr("tasks.training.local.Trainers.train", lambda trainers, folder, *_: train(folder))
+    patch.setattr("tasks.training.trainers.Trainers.train", lambda trainers, folder, *_: train(folder))

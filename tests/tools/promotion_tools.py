@@ -10,7 +10,7 @@ from tasks.storage.sealed import resealing
 from tasks.tracking.decisions import newest_decisions
 from tasks.tracking.registry import aliases_of
 from tasks.tracking.store import open_store
-from tasks.training import trainer as worker
+from tasks.training import shard_training as worker
 from tasks.training.shard import read_job
 
 FIRST, SECOND, EARLIER = "2025-01-01", "2025-01-02", "2024-12-31"

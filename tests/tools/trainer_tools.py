@@ -7,7 +7,7 @@ import psutil
 
 PRELUDE = """\
 import sys, pathlib, time, os
-from tasks.training.local import gpu_locked
+from tasks.training.gpu_locks import gpu_locked
 
 def serve(requests):
     global folder, kernels_off

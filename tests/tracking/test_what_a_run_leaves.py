@@ -11,7 +11,7 @@ from tasks.tracking import metrics
 from tasks.tracking.calls import search
 from tasks.tracking.store import open_store
 from tasks.tracking.views import views
-from tasks.training import trainer
+from tasks.training import shard_training
 from tests.tools.browser import launch, needs_browser
 from tests.tools.in_process import train_by
 from tests.tools.mlflow_interface import interface
@@ -39,7 +39,7 @@ def made(tmp_path_factory):
         patch.setenv("CPB_HOME", str(place / "data"))
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
         patch.chdir(place)
-        train_by(patch, trainer.train_job)
+        train_by(patch, shard_training.train_job)
         run_train_all(SPEC, lambda line: None)
         alone = SPEC.model_dump() | {"architectures": "har", "overrides": {"epochs": 1}}
         run_train_all(RunSpec(**alone), lambda line: None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training import local
+from tasks.training import trainers
 from tests.tools.trainer_tools import PRELUDE, trainers_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ def worker(tmp_path, monkeypatch):
     modules.mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{modules}{os.pathsep}{ROOT}")
     monkeypatch.syspath_prepend(modules)
-    monkeypatch.setattr(local, "TRAINER", "fake_worker")
+    monkeypatch.setattr(trainers, "TRAINER", "fake_worker")
 
     def use(code, prelude=""):
         (modules / "fake_worker.py").write_text(f"{prelude}{PRELUDE}\nWORK = {code!r}\n")
@@ -41,9 +41,9 @@ def start_parent(folder):
 
     def start(extra=""):
         code = (
-            "import sys, pathlib; from tasks.training import local; from tasks.training.local import Slots\n"
-            f"local.TRAINER = 'fake_worker'\n{extra}\n"
-            "local.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 600)"
+            "import sys, pathlib; from tasks.training import trainers; from tasks.training.trainers import Slots\n"
+            f"trainers.TRAINER = 'fake_worker'\n{extra}\n"
+            "trainers.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 600)"
         )
         started.append(subprocess.Popen([sys.executable, "-c", code, str(folder)]))
         return started[-1]

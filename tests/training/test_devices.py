@@ -13,15 +13,11 @@ import pytest
 
 from schemas.errors import UsageError
 from tasks.storage import locks
-from tasks.training import local as module
-from tasks.training.local import (
-    Slots,
-    Trainers,
-    check_device,
-    gpu_held,
-    plan_slots,
-    visible_gpus,
-)
+from tasks.training import gpus as discovery
+from tasks.training import trainers
+from tasks.training.gpu_locks import gpu_held
+from tasks.training.gpus import check_device, visible_gpus
+from tasks.training.trainers import Slots, Trainers, plan_slots
 from tests.tools.other_user import as_nobody, let_others_pass
 from tests.tools.trainer_tools import wait_until
 
@@ -62,7 +58,7 @@ def driver(monkeypatch):
     fake.nvmlDeviceGetMaxMigDeviceCount = lambda handle: 7
     fake.nvmlDeviceGetMigDeviceHandleByIndex = instance
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(module, "torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(discovery, "torch_cuda", lambda: "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def install(**uuids):
@@ -129,10 +125,10 @@ def test_visible_gpus_and_their_instances(driver, gpus, monkeypatch, visible, ex
 
 
 def test_slots(gpus, monkeypatch):
-    monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    monkeypatch.setattr(trainers, "usable_cores", lambda: 8)
     for shards, workers, threads in ((5, 5, 1), (2, 2, 1), (1, 1, 8), (20, 8, 1)):
         assert plan_slots("cpu", shards) == Slots((), workers, threads)
-    monkeypatch.setattr(module.os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(trainers.os, "cpu_count", lambda: 7)
     assert plan_slots("auto", 5) == Slots(UUIDS, 3, 2)
     assert plan_slots("cuda", 5) == Slots(UUIDS, 3, 2)
     assert plan_slots("cuda:1", 5) == Slots(UUIDS[1:2], 1, 7)
@@ -149,8 +145,9 @@ def test_a_device_that_is_not_there_is_refused(gpus, monkeypatch):
 
 
 def test_a_cpu_build_of_torch_beside_a_gpu_trains_on_every_core_and_says_why(gpus, monkeypatch, caplog):
-    monkeypatch.setattr(module, "torch_cuda", lambda: None)
-    monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    for module in (discovery, trainers):
+        monkeypatch.setattr(module, "torch_cuda", lambda: None)
+    monkeypatch.setattr(trainers, "usable_cores", lambda: 8)
     assert plan_slots("auto", 5) == Slots((), 5, 1)
     assert "CPU build" in caplog.text
     caplog.clear()
@@ -166,12 +163,12 @@ def test_a_cpu_build_of_torch_beside_a_gpu_trains_on_every_core_and_says_why(gpu
 def test_the_build_of_torch_is_read_without_importing_it(tmp_path, monkeypatch):
     import torch
 
-    assert module.torch_cuda() == torch.version.cuda
+    assert discovery.torch_cuda() == torch.version.cuda
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(module, "find_spec", lambda name: spec)
+    monkeypatch.setattr(discovery, "find_spec", lambda name: spec)
     for line, expected in (("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = None", None)):
         (tmp_path / "version.py").write_text(f"{line}\ngit_version = 'cuda'\nhip = None\n")
-        assert module.torch_cuda.__wrapped__() == expected
+        assert discovery.torch_cuda.__wrapped__() == expected
 
 
 def test_a_gpu_is_held_by_one_at_a_time_and_without_gpus_nothing_waits(locks_in):

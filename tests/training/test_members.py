@@ -3,7 +3,7 @@
 import numpy as np
 
 from cpbmodels import Series, ensemble, predict, train_fleet
-from tasks.training.trainer import train_members
+from tasks.training.shard_training import train_members
 from tests.tools.planned import job, planned
 
 TINY = {"epochs": 1}

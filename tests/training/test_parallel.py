@@ -11,7 +11,7 @@ import pytest
 from tasks.running.cores import Cores
 from tasks.running.parallel import run_each, thread_pool
 from tasks.storage.interrupts import Interrupted, pause, stoppable
-from tasks.training.local import gpu_held
+from tasks.training.gpu_locks import gpu_held
 from tests.tools.terminal import Terminal
 from tests.tools.trainer_tools import trainers_in, wait_until
 
@@ -155,11 +155,11 @@ import pathlib, sys, time
 from functools import partial
 from flows.cli import end_interrupted
 from tasks.running.parallel import run_each, thread_pool
-from tasks.training import local
-from tasks.training.local import Slots
-local.TRAINER = "fake_worker"
+from tasks.training import trainers as module
+from tasks.training.trainers import Slots
+module.TRAINER = "fake_worker"
 folder = pathlib.Path(sys.argv[1])
-trainers = {workers: local.Trainers(Slots((), workers, 1)) for workers in (1, 2)}
+trainers = {workers: module.Trainers(Slots((), workers, 1)) for workers in (1, 2)}
 def train(name, workers):
     trainers[workers].train(folder / name, 600)
 def main():

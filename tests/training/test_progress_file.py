@@ -16,15 +16,11 @@ from cpbmodels.device import monitor
 from schemas.handover import DeviceWork, ShardProgress, ShardResult
 from tasks.running.progress import reports_to
 from tasks.storage.records import write_record
+from tasks.training.cost import busy_share, device_figures
+from tasks.training.epochs import EpochFile, read_epochs
+from tasks.training.fleet_progress import FleetProgress
 from tasks.training.plan import job_key
-from tasks.training.progress import (
-    EpochFile,
-    FleetProgress,
-    ProgressFile,
-    busy_share,
-    device_figures,
-    read_epochs,
-)
+from tasks.training.progress import ProgressFile
 from tasks.training.shard import EPOCHS, RESULT, prepare
 from tests.tools.planned import fleet, universe
 

@@ -7,9 +7,10 @@ import pytest
 
 from schemas.errors import CpbError
 from schemas.handover import ShardResult, TrainedMember
+from tasks.training.checkpoint import TRAINED
 from tasks.training.plan import job_key
 from tasks.training.queue import failed_shard, is_trained, resume_shards, train_and_judge, train_fleets
-from tasks.training.shard import TRAINED, prepare, shard_folder
+from tasks.training.shard import prepare, shard_folder
 from tests.tools.planned import fleet, planned
 
 GRU, HAR = fleet(), fleet(architecture="har")

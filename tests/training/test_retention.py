@@ -7,7 +7,12 @@ import pytest
 
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
-from tasks.training.shard import MAX_SHARDS_PER_KIND, MAX_UNUSED_DAYS, ShardsInUse, remove_old_shards
+from tasks.training.shard_retention import (
+    MAX_SHARDS_PER_KIND,
+    MAX_UNUSED_DAYS,
+    ShardsInUse,
+    remove_old_shards,
+)
 from tests.tools.planned import job, planned
 
 

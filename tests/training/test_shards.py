@@ -8,6 +8,7 @@ import pytest
 from schemas.fleets import is_universal
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
+from tasks.training.checkpoint import progress_so_far
 from tasks.training.plan import (
     MAX_MEMBERS,
     cut,
@@ -18,7 +19,7 @@ from tasks.training.plan import (
     shard_seconds,
     shards_of,
 )
-from tasks.training.shard import home_of, prepare, progress_so_far, read_job, shard_folder
+from tasks.training.shard import home_of, prepare, read_job, shard_folder
 from tests.tools.planned import fleet, job, planned, universe
 
 

@@ -13,10 +13,10 @@ from tasks.judging.judges import Judges
 from tasks.running.resident import WorkerProcess
 from tasks.steps import opened_engine
 from tasks.storage import locks
-from tasks.training import local
-from tasks.training.local import Slots
+from tasks.training import local, trainers
 from tasks.training.queue import train_fleets
 from tasks.training.shard import shard_folder
+from tasks.training.trainers import Slots
 from tests.tools.small_shards import SPEC, copied, models, planned_in
 from tests.tools.trainer_tools import wait_until
 
@@ -62,7 +62,7 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
 
     def count(resident, order, *how):
         name = order[0].name
-        if resident.module == local.TRAINER:
+        if resident.module == trainers.TRAINER:
             ordered.append((name, resident.env["CPB_THREADS"], resident.env["CUDA_VISIBLE_DEVICES"]))
             if len(ordered) == killed:
                 threading.Thread(target=kill_at_work, args=(resident, order[0])).start()

@@ -10,11 +10,11 @@ from schemas.handover import ShardResult
 from schemas.run import RunSpec
 from tasks.storage.records import write_record
 from tasks.storage.sealed import sealed
-from tasks.training import trainer
-from tasks.training.local import GPU_LOST, Slots, Trainers
+from tasks.training import shard_training, trainer
 from tasks.training.plan import job_key
 from tasks.training.shard import RESULT, prepare, read_result, shard_folder
 from tasks.training.trainer import train_once
+from tasks.training.trainers import GPU_LOST, Slots, Trainers
 from tests.tools.planned import job as planned_job
 from tests.tools.planned import planned
 from tests.tools.shard_tools import home_with_job
@@ -73,13 +73,13 @@ def test_kernels_are_compiled_ahead_until_the_first_order(monkeypatch):
 
 
 def test_a_gpu_is_busy_for_the_share_of_time_that_its_driver_says(monkeypatch):
-    class Sampled(trainer.Monitor):
+    class Sampled(shard_training.Monitor):
         def summary(self):
             return super().summary() | {"gpu_util_mean": 40.0}
 
-    monkeypatch.setattr(trainer, "Monitor", lambda device, quiet: Sampled("cpu", quiet=quiet))
+    monkeypatch.setattr(shard_training, "Monitor", lambda device, quiet: Sampled("cpu", quiet=quiet))
     for device, share in (("cuda", 0.4), ("cpu", None)):
-        with trainer.measured(device) as work:
+        with shard_training.measured(device) as work:
             done = work()
         assert done.busy_s == (share and pytest.approx(share * (done.end - done.begin)))
 

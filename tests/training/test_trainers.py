@@ -16,7 +16,7 @@ import pytest
 from schemas.errors import CpbError
 from tasks.running.cores import Cores
 from tasks.running.parallel import run_each
-from tasks.training.local import Slots, TrainerDied, Trainers, TrainingTimeout, run_trainer
+from tasks.training.trainers import Slots, TrainerDied, Trainers, TrainingTimeout, run_trainer
 from tests.tools.trainer_tools import trainers_in, wait_until
 
 CPU = Slots((), 1, 1)

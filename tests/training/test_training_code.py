@@ -40,7 +40,8 @@ EXECUTED_BESIDE = {
     "tasks/storage/source_code.py": "digests of code",
     "tasks/storage/records.py": "reads and writes records, digests",
     "tasks/training/plan.py": "tells universal models from others",
-    "tasks/training/progress.py": "how far the training is, and what epochs cost",
+    "tasks/training/epochs.py": "what epochs cost",
+    "tasks/training/progress.py": "how far the training is",
     "tasks/training/shard.py": "where a fleet's files lie",
 }
 """Modules whose functions run in a training or in making its features, and why they do not decide its result."""
@@ -50,7 +51,7 @@ import sys, json, pathlib, threading
 executed = set()
 def trace(frame, event, arg):
     executed.add(frame.f_code.co_filename)
-import schemas.identity, tasks.training.trainer as worker
+import schemas.identity, tasks.training.shard_training as worker
 from tasks.signals import feature_files
 threading.settrace(trace)
 sys.settrace(trace)
