@@ -62,13 +62,11 @@ class Failure(Record):
 
     def as_json(self) -> dict[str, Any]:
         """Return a flat dict, as in the output of `--json`."""
-        series = self.series
+        model = self.model
         return {
-            "market": series.market if series else None,
-            "symbol": series.symbol if series else None,
-            "timeframe": series.timeframe if series else None,
-            "architecture": self.model.architecture if self.model else None,
-            "preset": self.model.recipe if self.model else None,
+            **{name: getattr(self.series, name, None) for name in ("market", "symbol", "timeframe")},
+            "architecture": model.architecture if model else None,
+            "preset": model.recipe if model else None,
             "step": self.step,
             "reason": self.reason,
             "code": self.code,

@@ -122,18 +122,10 @@ _UNITS = {
     "WEEK": 604_800,
     "WEEKS": 604_800,
 }
-_ALONE = {
-    "MINUTE": 60,
-    "HOUR": 3600,
-    "HOURLY": 3600,
-    "H": 3600,
-    "D": 86_400,
-    "DAY": 86_400,
-    "DAILY": 86_400,
-    "W": 604_800,
-    "WEEK": 604_800,
-    "WEEKLY": 604_800,
+_ALONE = {"HOURLY": 3600, "DAILY": 86_400, "WEEKLY": 604_800} | {
+    name: _UNITS[name] for name in ("MINUTE", "HOUR", "H", "D", "DAY", "W", "WEEK")
 }
+"""Words that name a timeframe without a number."""
 _OF_SECONDS = {seconds: name for name, seconds in INTERVAL_SECONDS.items()}
 _MONTHS_OR_MINUTES = re.compile(r"(1|3|12)?M")
 """`1M`: a month for exchanges, a minute for some programs."""

@@ -17,7 +17,7 @@ from cpbmodels.errors import ModelError
 from schemas.base import names_in
 from schemas.coins import SYMBOL, symbol_of
 from schemas.errors import UsageError
-from schemas.file_names import BINANCE_NAME, base_of_pair, read_name, timeframe_of
+from schemas.file_names import BINANCE_NAME, FileName, base_of_pair, read_name, timeframe_of
 from schemas.reading import Reading
 
 if TYPE_CHECKING:
@@ -225,22 +225,7 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Ser
             )
     # the file's name counts against its column only if every letter of it was understood
     told = _clean(name.symbol) if name.is_pair and not name.unknown else ""
-    if "symbol" in keys:
-        written = rows["symbol"].unique(maintain_order=True).to_list()
-        # the few different texts, not each row
-        symbols = {text: _symbol(text, file) for text in written}
-        if {base_of_pair(told)} == {*symbols.values()}:  # the name tells the currency, too
-            symbols = dict.fromkeys(written, told)
-        rows = rows.with_columns(symbol=rows["symbol"].replace(symbols))
-    else:
-        rows = rows.with_columns(symbol=_literal(_symbol_of_file(file, asked[0])))
-    if "timeframe" in keys:  # Bybit writes 60
-        written = rows["timeframe"].unique(maintain_order=True).to_list()
-        rows = rows.with_columns(
-            timeframe=rows["timeframe"].replace({text: timeframe_of(text) or text for text in written})
-        )
-    else:
-        rows = rows.with_columns(timeframe=_literal(None if name.unknown else name.timeframe))
+    rows = _with_timeframes(_with_symbols(rows, file, told, asked[0]), name)
     tables = []
     for (symbol, timeframe), part in rows.partition_by(
         "symbol", "timeframe", as_dict=True, maintain_order=True
@@ -271,6 +256,27 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Ser
             f"name the right one with --coins {', '.join(found)}",
         )
     return tables
+
+
+def _with_symbols(rows: "pl.DataFrame", file: Path, told: str, asked: str) -> "pl.DataFrame":
+    """Return rows with their symbol: of the column, else of the file; `told`: by the file's name."""
+    if "symbol" not in rows.columns:
+        return rows.with_columns(symbol=_literal(_symbol_of_file(file, asked)))
+    written = rows["symbol"].unique(maintain_order=True).to_list()
+    symbols = {text: _symbol(text, file) for text in written}
+    if {base_of_pair(told)} == {*symbols.values()}:  # the name tells the currency, too
+        symbols = dict.fromkeys(written, told)
+    return rows.with_columns(symbol=rows["symbol"].replace(symbols))
+
+
+def _with_timeframes(rows: "pl.DataFrame", name: FileName) -> "pl.DataFrame":
+    """Return rows with their timeframe: of the column, else of the file's name; null where neither says."""
+    if "timeframe" not in rows.columns:
+        return rows.with_columns(timeframe=_literal(None if name.unknown else name.timeframe))
+    written = rows["timeframe"].unique(maintain_order=True).to_list()
+    # Bybit writes 60
+    names = {text: timeframe_of(text) or text for text in written}
+    return rows.with_columns(timeframe=rows["timeframe"].replace(names))
 
 
 def _literal(text: str | None) -> "pl.Expr":

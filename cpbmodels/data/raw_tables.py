@@ -27,7 +27,7 @@ from cpbmodels.files import gunzip, read_regular
 ROW = "row of the table"
 """The column of `ReadTable.frame` with the rows' numbers."""
 
-_BINANCE = (
+BINANCE_COLUMNS = (
     "open_time",
     "open",
     "high",
@@ -175,7 +175,7 @@ def _read_text(text: str, label: str, columns: Mapping[str, str]) -> RawTable:
         raise ModelError(f"{label}: there is no line in it.")
     place, separator = _header(lines, label, columns)
     if not place and _is_number(lines[0].split(separator)[0]):
-        lines.insert(0, separator.join(_BINANCE))
+        lines.insert(0, separator.join(BINANCE_COLUMNS))
         numbers.insert(0, 0)
     body = "\n".join(lines[place:])
     try:
@@ -218,7 +218,7 @@ def _header(lines: list[str], label: str, columns: Mapping[str, str]) -> tuple[i
                 return place, separator
     separator = max(_SEPARATORS, key=lines[0].count)
     cells = lines[0].split(separator)
-    if len(cells) < 2 or (any(map(_is_number, cells)) and len(cells) != len(_BINANCE)):
+    if len(cells) < 2 or (any(map(_is_number, cells)) and len(cells) != len(BINANCE_COLUMNS)):
         raise ModelError(f"{label}: there is no header line such as open_time,open,high,low,close,volume.")
     return 0, separator
 

@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.candles import OFF_GRID
+from cpbmodels.data.raw_tables import BINANCE_COLUMNS
 from cpbmodels.data.series import instant
 from schemas.candles import CANDLE_FAULTS, KLINES, NOT_INCREASING
 from schemas.contract import Contract
@@ -31,28 +32,14 @@ from tasks.market.client import BadFile
 from tasks.market.fetch import Fetched
 from tasks.market.layout import DAY, Grid, grid_of, utc_text
 
-COLUMNS = (
-    "open_time",
-    "open",
-    "high",
-    "low",
-    "close",
-    "volume",
-    "close_time",
-    "quote_volume",
-    "count",
-    "taker_buy_volume",
-    "taker_buy_quote_volume",
-    "ignore",
-)
-_SCHEMA = dict.fromkeys(COLUMNS, pl.Float64) | {
+_SCHEMA = dict.fromkeys(BINANCE_COLUMNS, pl.Float64) | {
     "open_time": pl.Int64,
     "close_time": pl.Int64,
     "count": pl.Int64,
     "ignore": pl.String,
 }
 _HEADERS = {
-    ",".join(COLUMNS).encode(),
+    ",".join(BINANCE_COLUMNS).encode(),
     b"open_time,open,high,low,close,volume,close_time,quote_asset_volume,number_of_trades,"
     b"taker_buy_base_asset_volume,taker_buy_quote_asset_volume,ignore",
     b"open time,open,high,low,close,volume,close time,quote asset volume,number of trades,"
@@ -112,7 +99,7 @@ def trim(file: Fetched) -> Fetched:
 def read(files: list[Fetched]) -> tuple[pl.DataFrame, Faults]:
     """Return the candles of all readable files and the faults of the others.
 
-    The frame has `COLUMNS` without `ignore`, times in microseconds since 1970 (`close_time` is the exclusive
+    The frame has `BINANCE_COLUMNS` without `ignore`, times in microseconds since 1970 (`close_time` is the exclusive
     end of the candle), `file` (its index) and `line` (1 is a file's first candle).
     Rows are in file order; values are not checked yet.
     """

@@ -8,11 +8,11 @@ import polars as pl
 import pytest
 
 from cpbmodels.data.columns import PRICES
+from cpbmodels.data.raw_tables import BINANCE_COLUMNS
 from tasks.market import simulator
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
-from tasks.market.parser import COLUMNS
 from tests.tools.folder_mirror import FolderMirror
 from tests.tools.market_tools import (
     FAST,
@@ -251,7 +251,7 @@ def microseconds(csv, upto):
     return b"".join(b",".join(cells) for cells in rows)
 
 
-HEADER = ",".join(COLUMNS).encode() + b"\n"
+HEADER = ",".join(BINANCE_COLUMNS).encode() + b"\n"
 BOM = b"\xef\xbb\xbf"
 ODD_FORMS = {
     "header": (HEADER + GOOD, ["header line dropped"]),

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cpbmodels.data.raw_tables import BINANCE_COLUMNS
 from schemas.candles import KLINES
 from tasks.market.client import BadFile
 from tasks.market.fetch import Fetched
 from tasks.market.layout import period_bounds, source_file
-from tasks.market.parser import COLUMNS, check, read, trim, validate_klines
+from tasks.market.parser import check, read, trim, validate_klines
 from tests.tools.market_tools import csv_of, key, lines
 
 DAY = source_file(key(), "2024-02-01")
@@ -77,7 +78,7 @@ def test_any_mutation_of_a_good_file(data):
 @relaxed
 @given(
     st.integers(0, 23),
-    st.integers(0, len(COLUMNS) - 2),
+    st.integers(0, len(BINANCE_COLUMNS) - 2),
     st.sampled_from(["", "nan", "inf", "-1", "1e999", "x", "0x1", " "]),
 )
 def test_no_cell_may_be_silently_lost(line, column, value):
