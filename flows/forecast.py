@@ -19,9 +19,9 @@ from schemas.ledger import Score
 from schemas.scope import Scope
 from tasks.forecasting.months import latest, series_with_forecasts, standing_note
 from tasks.forecasting.record import champion_records, read_summary
+from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.touch_chances import touch_of, touched
-from tasks.forecasting.watch import find_stale
-from tasks.hub.tree import serving
+from tasks.hub.packaged import serving
 from tasks.running.progress import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
 from tasks.tracking.experiment import NO_STORE

@@ -36,10 +36,12 @@ from schemas.run import LOCAL, RAY, RunSpec
 from schemas.scope import Scope
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.record import score_due
-from tasks.forecasting.watch import STOPPED_AFTER, check_drift
+from tasks.forecasting.staleness import STOPPED_AFTER
+from tasks.forecasting.watch import check_drift
+from tasks.hub.packaged import package, serving
 from tasks.hub.publish import hub_client
 from tasks.hub.publish import publish as publish_tree
-from tasks.hub.tree import check_replaceable, package, serving
+from tasks.hub.tree import check_replaceable
 from tasks.judging.fleet import judge_fleet
 from tasks.judging.judges import Judges
 from tasks.market.ingest import update_store
@@ -295,7 +297,7 @@ class Serving:
 
 @step("champions")
 def champions(market: Market) -> Serving:
-    """Bring a market's packaged folder up to date with the registry; errors as in `tasks.hub.tree.serving`."""
+    """Bring a market's packaged folder up to date with the registry; errors as in `tasks.hub.packaged.serving`."""
     models, failures = serving(home_folder(), market)
     return Serving(tuple(models), tuple(failures))
 

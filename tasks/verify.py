@@ -26,6 +26,7 @@ from schemas.ledger import LedgerSummary, Settled
 from schemas.reading import REMEMBERED, remembered
 from tasks.forecasting import months
 from tasks.forecasting.chain import ANY_ERROR, check_months, pending_path
+from tasks.forecasting.daily_sums import DAILY, parse_sums
 from tasks.forecasting.lines import chain_path
 from tasks.forecasting.published import (
     CHAIN,
@@ -36,10 +37,10 @@ from tasks.forecasting.published import (
     restore_command,
     way_back,
 )
-from tasks.forecasting.record import DAILY, parse_sums
 from tasks.forecasting.score import settled_path
 from tasks.forecasting.watch import Watch
-from tasks.hub.tree import SUMS, registry_differences, tree_faults
+from tasks.hub.packaged import registry_differences
+from tasks.hub.tree import SUMS, tree_faults
 from tasks.market import klines
 from tasks.market.layout import period_bounds
 from tasks.market.manifest import MANIFEST

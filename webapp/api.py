@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import polars as pl
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi import Path as InPath
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.coins import symbol_of
@@ -16,8 +16,11 @@ from schemas.errors import MemberError, UsageError
 from schemas.forecasting import parse_prices
 from schemas.identity import OWN, SIM, Market, SeriesId
 from tasks.figures.page import THEMES, themed
-from webapp import answers, figures, kept, read, runs
+from webapp import all_series, answers, figures, one_series, runs, stored
+from webapp.cache import cached_routes
+from webapp.changes import change_tokens
 from webapp.figures import MAX_EARLIER, ThemeName
+from webapp.formats import table, times_as_text
 
 OPTIONS: dict[int | str, dict[str, Any]] = {
     422: {"model": answers.Problem, "description": "impossible option"}
@@ -87,21 +90,6 @@ IssuedAt = Annotated[
 ]
 
 
-def table(rows: list[Any], name: str, **common: object) -> Response:
-    """Return rows (models or dicts) as CSV; a text that a spreadsheet would execute as a formula gets an apostrophe.
-
-    Args:
-        name: of the file; letters that are not ASCII are replaced.
-        common: columns with one value for all rows, before the others.
-    """
-    plain = [common | (row.model_dump(mode="json") if isinstance(row, BaseModel) else row) for row in rows]
-    frame = pl.DataFrame(plain, infer_schema_length=None).select(~pl.selectors.nested())
-    escaped = frame.with_columns(pl.col(pl.String).str.replace(r"^([=+\-@\t\r])", "'$1"))
-    file = name.encode("ascii", "replace").decode().replace("?", "_")
-    headers = {"Content-Disposition": f'attachment; filename="cpb-{file}.csv"'}
-    return Response(escaped.write_csv(), headers=headers, media_type="text/csv")
-
-
 def _series_table(series: SeriesId, what: str, rows: list[Any]) -> Response:
     name = f"{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
     return table(rows, name, **runs.identity(series), simulated=series.market == SIM)
@@ -111,7 +99,7 @@ def _listed(kind: type[answers.OfSeries], series: SeriesId, rows: pl.DataFrame, 
     """Return an answer of nothing but rows, whose list has the answer's name."""
     name = kind.__name__.lower()
     if form == "csv":
-        return _series_table(series, name, kept.texts(rows).rows(named=True))
+        return _series_table(series, name, times_as_text(rows).rows(named=True))
     return kind(**runs.identity(series), **{name: []}), name, rows
 
 
@@ -121,10 +109,10 @@ def _label(market: Market) -> str:
 
 def routes(home: Path) -> APIRouter:
     """Return the routes over the store in `home`."""
-    router = APIRouter(route_class=kept.keeping(home))
+    router = APIRouter(route_class=cached_routes(home))
 
     def market_of(market: MarketOption = None) -> Market:
-        return market or read.default_market(home)
+        return market or stored.default_market(home)
 
     def series_of(symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
         if timeframe not in INTERVAL_SECONDS:
@@ -136,7 +124,7 @@ def routes(home: Path) -> APIRouter:
             series = SeriesId(market, symbol_of(symbol, quoted=market == OWN), timeframe)
         except UsageError as error:
             raise MemberError(str(error)) from error
-        read.check_coin(home, series)
+        stored.check_coin(home, series)
         return series
 
     MarketIn, Series = Annotated[Market, Depends(market_of)], Annotated[SeriesId, Depends(series_of)]
@@ -150,17 +138,17 @@ def _add_lists(router: APIRouter, home: Path, MarketIn: Any) -> None:
     @router.get("/healthz")
     def healthz() -> answers.Health:
         """Return the state of the service, the amount of its data, and stale data."""
-        return read.health(home)
+        return all_series.health(home)
 
     @router.get("/api/symbols")
     def symbols() -> list[answers.SeriesInfo]:
         """List every series with forecasts or candles, of all markets."""
-        return read.all_series(home)
+        return all_series.listed(home)
 
     @router.get("/api/overview", responses=OPTIONS)
     def overview(market: MarketIn) -> answers.Overview:
         """Return an overview of all series of a market."""
-        return read.overview(home, market)
+        return all_series.overview(home, market)
 
     @router.get("/api/runs", responses=OPTIONS)
     def flow_runs(limit: Annotated[int, Query(ge=1, le=200)] = 20) -> answers.Runs:
@@ -170,7 +158,7 @@ def _add_lists(router: APIRouter, home: Path, MarketIn: Any) -> None:
     @router.get("/api/changes")
     def changes() -> answers.Changes:
         """Return a token for each part of the stored data; cheap enough for a request every few seconds."""
-        return kept.changes(home)
+        return change_tokens(home)
 
     @router.get("/api/leaderboard", response_model=answers.Leaderboard, responses={**_CSV, **OPTIONS})
     def leaderboard(
@@ -195,30 +183,30 @@ def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
     @router.get("/api/ledger/{symbol}/{timeframe}", response_model=answers.Ledger, responses=SERIES)
     def ledger(series: Series, limit: Annotated[int, Query(ge=0, le=5000)] = 200) -> Any:
         """Return the scores of the forecasts against the random walk, and the newest `limit` scored rows."""
-        return read.scored(home, series, limit)
+        return one_series.scored(home, series, limit)
 
     responses = {**_CSV, **SERIES}
 
     @router.get("/api/forecast/{symbol}/{timeframe}", response_model=answers.Forecast, responses=responses)
     def forecast(series: Series, issued_at: IssuedAt = None, form: Form = "json") -> Any:
         """Return the newest forecast, or the forecast of a given issue time."""
-        answer = read.forecast(home, series, issued_at)
+        answer = one_series.forecast(home, series, issued_at)
         return answer if form == "json" else _series_table(series, "forecast", answer.steps)
 
     @router.get("/api/touch/{symbol}/{timeframe}", responses=SERIES)
     def touch(series: Series, price: Prices = ()) -> answers.Touch:
         """Return the chances that prices are reached, by each step of the newest forecast."""
-        return read.touch(home, series, price)
+        return one_series.touch(home, series, price)
 
     @router.get("/api/forecasts/{symbol}/{timeframe}", response_model=answers.Forecasts, responses=responses)
     def forecasts(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:
         """Return the issue times of forecasts, newest last; each can be used as `issued_at` of a forecast."""
-        return _listed(answers.Forecasts, series, read.forecasts(home, series, limit, until), form)
+        return _listed(answers.Forecasts, series, one_series.forecasts(home, series, limit, until), form)
 
     @router.get("/api/candles/{symbol}/{timeframe}", response_model=answers.Candles, responses=responses)
     def candles(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:
         """Return stored candles, the newest last."""
-        return _listed(answers.Candles, series, read.candle_rows(home, series, limit, until), form)
+        return _listed(answers.Candles, series, one_series.candle_rows(home, series, limit, until), form)
 
 
 def _add_figures(router: APIRouter, home: Path, Series: Any, MarketIn: Any) -> None:

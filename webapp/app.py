@@ -16,7 +16,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from schemas.errors import CpbError, MemberError, UsageError
-from webapp import read, runs
+from webapp import all_series, runs
 from webapp.answers import Problem
 from webapp.api import routes
 
@@ -68,7 +68,7 @@ def _warmed(home: Path) -> Callable[[FastAPI], AbstractAsyncContextManager[None]
         # how long the thread of all requests waits for one that computes an answer
         sys.setswitchinterval(0.0005)
         with suppress(Exception):  # a request reports it
-            await run_in_threadpool(read.warm, home)
+            await run_in_threadpool(all_series.warm, home)
         # During the first requests: it takes seconds, for which the first overview would have to wait.
         ended = Event()
         Thread(target=runs.keep_fresh, args=(ended,), daemon=True, name="mlflow").start()

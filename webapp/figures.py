@@ -12,12 +12,13 @@ from tasks.figures.board import board_figure, coins_figure, compare_figure, loss
 from tasks.figures.forecast import forecast_figure
 from tasks.figures.judged import coverage_figure, decisions_figure, record_figure
 from tasks.forecasting import months
-from tasks.forecasting.record import DAYS_SCHEMA, read_sums, record_by_day
+from tasks.forecasting.daily_sums import DAYS_SCHEMA, read_sums, record_by_day
 from tasks.judging.pool import compare_pair
 from tasks.judging.score_files import stored_score
 from tasks.judging.verdicts import pair_verdict
 from webapp import runs
-from webapp.read import candle_rows, forecast_at, newest, record
+from webapp.one_series import candle_rows, forecast_at
+from webapp.stored import newest, record
 
 ThemeName = Literal["light", "dark"]
 

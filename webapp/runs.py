@@ -23,8 +23,8 @@ from tasks.tracking.flow_runs import FlowRunInfo, newest_flow_runs
 from tasks.tracking.judged_models import JudgedModel, judged_models, loss_histories
 from tasks.tracking.leaderboard import COLUMNS, coin_ratios, read_board, read_members
 from tasks.training.shard import JOB, PROGRESS, read_job
-from webapp import answers, last
-from webapp.kept import at_work
+from webapp import answers, store_cache
+from webapp.changes import shards_in_training
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def load() -> None:
 def keep_fresh(stop: threading.Event) -> None:
     """Load, then read anew what has changed until `stop` is set: the work of one thread."""
     load()
-    last.refreshing(stop)
+    store_cache.keep_fresh(stop)
 
 
 def leaderboard(market: Market, timeframe: str | None = None, run: str | None = None) -> answers.Leaderboard:
@@ -86,7 +86,7 @@ def identity(series: SeriesId) -> dict[str, Any]:
 
 
 def _members() -> tuple[pl.DataFrame, str | None]:
-    return last.last("members", read_members)
+    return store_cache.cached("members", read_members)
 
 
 def _rows_of_run(store: Store, run: str) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def board_rows(
         members, old = _members()
         rows = read_board(None, members, market=market, timeframes=[timeframe] if timeframe else None)
         return rows, old
-    rows, old = last.last("run", _rows_of_run, run)
+    rows, old = store_cache.cached("run", _rows_of_run, run)
     of_market = [row for row in rows if row["market"] == market]
     if not of_market:
         other = rows[0]["market"]
@@ -122,11 +122,11 @@ def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
 
 def losses(run_id: str) -> dict[str, list[dict[str, float]]]:
     """Return the losses per epoch of a run's models; errors as in `judged_models.loss_histories`."""
-    return last.last("losses", loss_histories, run_id)[0]
+    return store_cache.cached("losses", loss_histories, run_id)[0]
 
 
 def _champions() -> tuple[tuple[list[Champion], dict[SeriesId, Decision]], str | None]:
-    return last.last("champions", lambda store: (champions(store), newest_decisions(store)))
+    return store_cache.cached("champions", lambda store: (champions(store), newest_decisions(store)))
 
 
 def champions_of(market: Market) -> tuple[list[Champion], dict[SeriesId, Decision], str | None]:
@@ -155,14 +155,14 @@ def _models(store: Store, series: SeriesId) -> list[JudgedModel]:
 def models(series: SeriesId) -> answers.Models:
     """Return a series' newest judged model of each architecture and preset; a note says why there are none."""
     missing = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
-    judged, note = _or_note(lambda: last.last("models", _models, series), missing)
+    judged, note = _or_note(lambda: store_cache.cached("models", _models, series), missing)
     return answers.Models(**identity(series), models=judged, note=note)
 
 
 def decisions(series: SeriesId, limit: int) -> answers.Decisions:
     """Return the newest decisions on a series, newest first; a note says why there are none."""
     missing = f"nothing has been decided on {series} yet; `cpb train-all {series.options}` trains candidates"
-    made, note = _or_note(lambda: last.last("decisions", _decisions, series), missing)
+    made, note = _or_note(lambda: store_cache.cached("decisions", _decisions, series), missing)
     return answers.Decisions(**identity(series), decisions=made[:limit], note=note)
 
 
@@ -171,7 +171,7 @@ def _decisions(store: Store, series: SeriesId) -> list[Decision]:
 
 
 def _flow_runs() -> tuple[list[FlowRunInfo], str | None]:
-    return last.last("runs", lambda store: newest_flow_runs(store, _MAX_RUNS))
+    return store_cache.cached("runs", lambda store: newest_flow_runs(store, _MAX_RUNS))
 
 
 def runs(home: Path, limit: int) -> answers.Runs:
@@ -182,7 +182,7 @@ def runs(home: Path, limit: int) -> answers.Runs:
 
 
 def _trainings(home: Path) -> Iterator[answers.Training]:
-    for folder in at_work(home):
+    for folder in shards_in_training(home):
         try:
             job = read_job(folder)
         except (DamagedError, FileNotFoundError):  # reported by the flow that started it

@@ -24,7 +24,8 @@ from flows.deploy.services import (
 from flows.prefect import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import stored_series
-from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale
+from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale
+from tasks.forecasting.watch import alarms
 
 MIN_FREE_BYTES = 1_000_000_000
 

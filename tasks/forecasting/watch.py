@@ -1,17 +1,12 @@
-"""What may go wrong while nobody looks: data that is too old, and champions that do worse than on their test spans.
+"""The drift watch: whether champions do worse than on their test spans, by `tasks.judging.drift`.
 
-Too old is more than two intervals behind what Binance has published. Candles of the REST API (`--tail`) are available
-as soon as they close; a day's file is published up to six hours after the day's end. Simulated data is never too old,
-and neither is a coin that has stopped trading.
-
-The drift watch keeps one record per market, `HOME/ledger/watch.json`, with the state of every series: that of
-`tasks.judging.drift` after the forecasts processed so far. A forecast is processed once, in order of origin, when all
-its steps are scored; an hourly check reads only the newest month of each series, whatever the age of the ledger.
+It keeps one record per market, `HOME/ledger/watch.json`, with the state of every series after the forecasts processed
+so far. A forecast is processed once, in order of origin, when all its steps are scored; an hourly check reads only the
+newest month of each series, whatever the age of the ledger.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -19,122 +14,21 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from cpbmodels.data import INTERVAL_SECONDS
 from schemas.base import Record
-from schemas.errors import CpbError
 from schemas.failure import Failure
-from schemas.identity import SIM, SeriesId, tree_of
+from schemas.identity import SeriesId, tree_of
 from schemas.ledger import BANDS, Alarm, JudgedMetrics, Reference, Watching
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import failure, reference_of, served_model
-from tasks.forecasting.months import forecast_command, latest
 from tasks.forecasting.score import evidence_rows
 from tasks.judging.drift import ALARM, NOTICEABLE, RECOVERED, Capital, Outcome, limits
-from tasks.market.klines import ingest_command, read_klines, with_source
 from tasks.storage.locks import locked
 from tasks.storage.packaged import PackagedModel, ServedModel
 from tasks.storage.recipes import recipe_of
 from tasks.storage.records import find_record, write_record
 
-PUBLISHING_DELAY = timedelta(hours=6)
-"""Usual maximum delay from the end of a day to its file."""
-
-INTERVALS_ALLOWED = 2
-
-BETWEEN_RUNS = timedelta(hours=2)
-"""Additional tolerated age where runs refresh the data: a run starts every hour and takes some time."""
-
-STOPPED_AFTER = timedelta(days=14)
-"""A coin whose newest candle is this far behind the newest of its market has stopped trading: not a failure."""
-
 FILE_NAME = "watch.json"
-
-
-@dataclass(frozen=True)
-class Stale:
-    """A series whose newest candle, or newest forecast, is too old; `newest` is that candle's close."""
-
-    series: SeriesId
-    what: Literal["candle", "forecast"]
-    newest: datetime
-    age: timedelta
-
-    def __str__(self) -> str:
-        """Return the finding and the remedy as one sentence."""
-        if self.what == "forecast":
-            return f"{self.finding}; refresh it with `{forecast_command(self.series)}`"
-        return (
-            f"{self.finding}; refresh it with {with_source(ingest_command(self.series), self.series.market)}"
-        )
-
-    @property
-    def finding(self) -> str:
-        """What is too old, and by how much."""
-        hours = self.age.total_seconds() / 3600
-        age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
-        return f"{self.series}: the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
-
-
-def newest_close(home: Path, series: SeriesId, now: datetime | None = None) -> tuple[datetime, bool] | None:
-    """Return the close of the newest candle (by `now`), and whether it came from the REST API; None without candles."""
-    month = newest_month(home, series, now)
-    if month is None:
-        return None
-    since = month - timedelta(days=32)  # the newest month may have no candle closed by `now` yet
-    try:
-        confirmed, newest = (
-            read_klines(home, series, since=since, as_of=now, columns=["open_time"], confirmed=confirmed)
-            .select(pl.col("open_time").max())
-            .item()
-            for confirmed in (True, False)
-        )
-    except CpbError:  # unreadable candles: reported when read for a forecast, and by `cpb verify`
-        return None
-    return (newest + timedelta(seconds=series.seconds), newest != confirmed) if newest else None
-
-
-def find_stale(
-    home: Path,
-    series: Sequence[SeriesId],
-    now: datetime | None = None,
-    grace: timedelta = timedelta(0),
-    read_close: Callable[..., tuple[datetime, bool] | None] = newest_close,
-    read_forecast: Callable[..., pl.DataFrame] = latest,
-) -> list[Stale]:
-    """Return the series whose newest candle or newest forecast is too old, at most one finding per series.
-
-    A series without candles is skipped: ingestion reports missing candles.
-
-    Args:
-        now: UTC; default the current time. With `--as-of` that time: nothing newer is read.
-        grace: added to the allowed age if data is refreshed at intervals, as by an hourly forecast.
-        read_close, read_forecast: `newest_close` and `latest`, or functions that keep their results.
-    """
-    until = (now,) if now else ()
-    now = now or datetime.now(UTC)
-    real = [s for s in series if s.market != SIM and s.timeframe in INTERVAL_SECONDS]
-    newest = {s: close for s in real if (close := read_close(home, s, *until))}
-    stale: list[Stale] = []
-    for s, (closed, live) in newest.items():
-        leader = max(close for other, (close, _) in newest.items() if other.market == s.market)
-        if leader - closed > STOPPED_AFTER:
-            continue
-        # Candles from the REST API are there as soon as they close, those of a day's file hours after the day's end.
-        day = (now - PUBLISHING_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
-        oldest = (now if live else day) - INTERVALS_ALLOWED * timedelta(seconds=s.seconds) - grace
-        if closed < oldest:
-            stale.append(Stale(s, "candle", closed, now - closed))
-        elif (issued := read_forecast(home, s, *until)["issued_at"].max()) and issued < oldest:  # type: ignore[operator]
-            stale.append(Stale(s, "forecast", issued, now - issued))  # type: ignore[arg-type, operator]
-    return stale
-
-
-def newest_month(home: Path, series: SeriesId, until: datetime | None) -> datetime | None:
-    """Return the start of the newest stored month of candles (not after `until`): older months need not be read."""
-    last = f"{until:%Y-%m}" if until else "9999-12"
-    months = [f.stem for f in series.folder(home, "klines").glob("????-??.parquet") if f.stem <= last]
-    return datetime.strptime(max(months), "%Y-%m").replace(tzinfo=UTC) if months else None
 
 
 State = Literal["fine", "watch", "drifted"]
@@ -188,7 +82,7 @@ def check_drift(scope: Scope, champions: Sequence[PackagedModel]) -> Watching:
         except ANY_ERROR as error:
             failures.append(failure(series, "watch", error))
     if watched:
-        keep(scope.home, scope.market, watched)
+        save_watch(scope.home, scope.market, watched)
     return Watching(alarms=tuple(map(alarm_of, watched)), failures=tuple(failures))
 
 
@@ -312,7 +206,7 @@ def alarms(home: Path, market: str) -> list[Alarm]:
     return [alarm_of(watch) for _, watch in sorted(read_watch(home, market).series.items())]
 
 
-def keep(home: Path, market: str, watched: Iterable[SeriesWatch]) -> None:
+def save_watch(home: Path, market: str, watched: Iterable[SeriesWatch]) -> None:
     """Store the states of some series of a market, keeping the others. Atomic, under a lock."""
     path = tree_of(home, "ledger", market) / FILE_NAME
     with locked(path.with_name(".watch.lock")):

@@ -1,7 +1,9 @@
 """The Hugging Face Hub.
 
-tree       the folder of champions, checked by `cpb verify`
-card       the model card
-publish    the one commit to a repository
-record     the chain, its rows as JSON lines and a verifier for people without cpb, in that folder
+packaged       the folder `HOME/hub` follows the registry
+tree           that folder: models, card, results, library, record, checksums; checked by `cpb verify`
+card           the model card
+publish        the one commit to a repository
+record_export  the chain, its rows as JSON lines and a verifier for people without cpb, in that folder
+restore        the way back from it
 """

@@ -7,9 +7,8 @@ scores is that of `tasks.hub.record_export`.
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from cpbmodels.files import read_regular
 from cpbmodels.fleet.config import WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
 from schemas.failure import Failure
-from schemas.identity import SPOT, SeriesId, is_series_name, tree_of
+from schemas.identity import is_series_name
 from tasks.forecasting.published import CHAIN
 from tasks.hub.card import is_card, model_card
 from tasks.hub.record_export import is_record_file, write_record
@@ -31,19 +30,13 @@ from tasks.storage.model_folder import (
     REFERENCE,
     write_published_config,
 )
-from tasks.storage.packaged import PackagedModel, packaged_models
 from tasks.storage.records import digest_fault, file_digest
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.champions import Champion, champions, lost_champions, registered
-from tasks.tracking.experiment import Store
-from tasks.tracking.registry import ALIAS, full_name, versions_with_alias
+from tasks.tracking.champions import Champion
 from tasks.tracking.results import RESULTS, results_fault, write_published_results
-from tasks.tracking.store import OTHER, not_registered, open_store
-from tasks.tracking.store_errors import store_errors
-from tasks.tracking.tags import weights_of
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
+    pass
 
 CARD = "README.md"
 WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
@@ -53,155 +46,6 @@ SUMS = "SHA256SUMS"
 """File with the sha256 of every other file of the tree, in the format of `sha256sum`."""
 
 _SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>[^\x00-\x1f\x7f]+)")
-
-
-def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]]:
-    """Bring the packaged folder up to date with the registry, and return its models and the failures.
-
-    Where the registry cannot be read, or the folder cannot be written, the models in the folder serve, with a warning.
-
-    Raises:
-        CpbError: that is so, and the folder has no models; (code `OTHER`) the store is not the home's.
-    """
-    failures = list[Failure]()
-    recover_folder(tree_of(home, "hub", market))
-    try:
-        with store_errors():
-            store = open_store(create=False)
-            versions = versions_with_alias(store, ALIAS)
-            versions = {s: version for s, version in versions.items() if s.market == market}
-            wanted = registered_weights(store, versions)
-            if not wanted:
-                return [], []
-            if not _is_current(home, market, wanted):
-                _, failures = package(home, market)
-            else:
-                lost = lost_champions(store, versions)
-                failures = [Failure.of(SeriesId.parse(error.field), "forecast", error) for error in lost]
-    except (CpbError, OSError) as error:
-        models = packaged_models(home, market)
-        if not models or getattr(error, "code", "") == OTHER:
-            raise
-        folder = tree_of(home, "hub", market)
-        log.warning(
-            "forecasting with the models in %s, which could not be brought up to date: %s", folder, error
-        )
-        return models, []
-    return packaged_models(home, market), failures
-
-
-def registered_weights(
-    store: Store, versions: "Mapping[SeriesId, ModelVersion]"
-) -> dict[SeriesId, tuple[str, str]]:
-    """Return the version of each series' champion, as stored with forecasts, and the sha256 of its weights."""
-    return {
-        series: (full_name(version), weights_of(version.tags) or _weights_of_files(store, series, version))
-        for series, version in versions.items()
-    }
-
-
-def _weights_of_files(store: Store, series: SeriesId, version: "ModelVersion") -> str:
-    """Return the sha256 of the weights of a version that a person registered; "" if they cannot be read."""
-    champion = registered(store, series, str(version.version))
-    with suppress(OSError):
-        return champion.digests.get(WEIGHTS) or file_digest(champion.folder / WEIGHTS) if champion else ""
-    return ""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A packaged model that is not its series' champion: folder, sentence, and the command that mends it.
-
-    `behind`: the store holds what is packaged, as between a promotion and the next forecast, which packages the
-    champion; else other weights are packaged than the store knows.
-    """
-
-    folder: Path
-    reason: str
-    command: str
-    behind: bool
-
-
-def registry_differences(home: Path, market: str, store: Store) -> Iterator[Difference]:
-    """Yield where a market's packaged models and its champions differ; nothing where nothing is packaged."""
-    packaged = {model.series: model for model in packaged_models(home, market)}
-    if not packaged:
-        return
-    versions = {s: v for s, v in versions_with_alias(store, ALIAS).items() if s.market == market}
-    wanted, lost = registered_weights(store, versions), not_registered(store, home, (market,))
-    for series in sorted(packaged.keys() | wanted.keys()):
-        model, (version, weights) = packaged.get(series), wanted.get(series, ("", ""))
-        if model is None:
-            champion = registered(store, series, str(versions[series].version))
-            if champion is None or champion.damage:  # told where files are checked, and never packaged
-                continue
-            reason = f"the champion {version} is not packaged"
-        elif not model.model_version or (model.model_version, model.weights_sha256) == (version, weights):
-            continue  # a damaged config is told where files are checked
-        elif model.model_version == version:
-            reason = (
-                f"{version} is packaged with the weights {model.weights_sha256[:12]}…, and registered with "
-                f"{weights[:12]}…"
-            )
-        else:
-            reason = f"{model.model_version} is packaged, and the registry's champion is {version or 'none'}"
-        if missing := model in lost:
-            reason += "; the MLflow store does not hold the packaged one: it may be an older backup, or have begun anew"
-        again = "cpb publish --dry-run" + ("" if market == SPOT else f" --market {market}")
-        other_weights = model is not None and model.model_version == version
-        yield Difference(
-            series.packaged(home),
-            reason,
-            again if wanted else f"cpb train-all {series.options}",
-            behind=not (missing or other_weights),
-        )
-
-
-def _is_current(home: Path, market: str, wanted: Mapping[SeriesId, tuple[str, str]]) -> bool:
-    """Whether the packaged folder has exactly these versions with these weights, and each file of theirs is intact.
-
-    A version's name alone says nothing: after a store that began again, or an older backup of it, `/1` has others.
-    """
-    tree = tree_of(home, "hub", market)
-    try:
-        sums = read_sums(tree)
-    except (OSError, DamagedError):
-        return False
-    models = packaged_models(home, market)
-    folders = {model.folder for model in models}
-    files = {tree / name: digest for name, digest in sums.items() if (tree / name).parent in folders}
-    packaged = {model.series: (model.model_version, model.weights_sha256) for model in models}
-    return packaged == wanted and not any(digest_fault(path, digest) for path, digest in files.items())
-
-
-def package(home: Path, market: str, repo: str | None = None) -> tuple[Path, list[Failure]]:
-    """Write the packaged folder of a market's champions; a damaged champion is left out and becomes a failure.
-
-    Args:
-        repo: USER/NAME in the card's example.
-
-    Raises:
-        CpbError: no champion can be packaged, or the folder contains files not written by cpb.
-    """
-    intact, failures = [], list[Failure]()
-    store = open_store(create=False)
-    for model in not_registered(store, home, (market,)):
-        log.warning(
-            "the packaged model %s (weights %s…) is not in the MLflow store, as after an older backup of it, and is "
-            "replaced by what the store holds",
-            model.model_version,
-            model.weights_sha256[:12],
-        )
-    for champion in (in_registry := champions(store, market=market)):
-        try:
-            champion.check()
-            intact.append(champion)
-        except DamagedError as error:
-            failures.append(Failure.of(champion.series, "publish", error))
-    # If none is intact, the tree's own error names the first champion.
-    return build_tree(
-        intact or in_registry, tree_of(home, "hub", market), repo, home, failures.append
-    ), failures
 
 
 def build_tree(

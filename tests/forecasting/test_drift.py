@@ -22,8 +22,8 @@ from tasks.forecasting.watch import (
     evidence_of,
     follow,
     judge,
-    keep,
     read_watch,
+    save_watch,
     update,
 )
 from tasks.storage.model_folder import ModelConfig
@@ -229,12 +229,12 @@ def test_one_champions_fault_stops_no_other(tmp_path):
 
 def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
     first, two = (follow(None, model(s), reference(s)) for s in (PEPE, BTC))
-    keep(tmp_path, "spot", [first])
-    keep(tmp_path, "spot", [two])
+    save_watch(tmp_path, "spot", [first])
+    save_watch(tmp_path, "spot", [two])
     assert set(read_watch(tmp_path, "spot").series) == {PEPE.name, BTC.name}
     behind = first.model_copy(update={"taken": 5})
-    keep(tmp_path, "spot", [behind])
-    keep(tmp_path, "spot", [first])  # a slower run, which knows less
+    save_watch(tmp_path, "spot", [behind])
+    save_watch(tmp_path, "spot", [first])  # a slower run, which knows less
     assert read_watch(tmp_path, "spot").series[PEPE.name].taken == 5
     path = tmp_path / "ledger" / FILE_NAME
     path.write_bytes(path.read_bytes()[:-20])

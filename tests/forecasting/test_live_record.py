@@ -8,18 +8,8 @@ import pytest
 
 from schemas.ledger import TOO_FEW
 from tasks.forecasting import chain, record, score
-from tasks.forecasting.record import (
-    DAILY,
-    DAYS_SCHEMA,
-    SUMMARY,
-    daily_sums,
-    day_sums,
-    ledger_rows,
-    read_summary,
-    read_sums,
-    record_by_day,
-    score_due,
-)
+from tasks.forecasting.daily_sums import DAILY, DAYS_SCHEMA, daily_sums, day_sums, read_sums, record_by_day
+from tasks.forecasting.record import SUMMARY, ledger_rows, read_summary, score_due
 from tasks.forecasting.score import newest_scored
 from tests.tools.forecast_tools import BTC, PEPE, flip
 from tests.tools.live_record import ledger, made_forecasts, write_walk

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from schemas.identity import SeriesId
-from tasks.forecasting.watch import find_stale
+from tasks.forecasting.staleness import find_stale
 from tests.tools.forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, rows_at, write_candles
 
 NOON = datetime(2025, 6, 10, 12, tzinfo=UTC)

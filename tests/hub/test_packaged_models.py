@@ -8,7 +8,7 @@ import pytest
 import cpbmodels
 from schemas.errors import CpbError
 from schemas.identity import ModelId, SeriesId
-from tasks.hub.tree import package, registry_differences, serving
+from tasks.hub.packaged import package, registry_differences, serving
 from tasks.storage.packaged import packaged_models
 from tasks.storage.records import file_digest
 from tasks.tracking.champions import champions, succeed, training_command

@@ -16,7 +16,7 @@ from tasks.tracking.decisions import decisions_on
 from tasks.tracking.registry import register
 from tasks.tracking.store import open_store
 from tests.tools.promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
-from webapp import last, read, runs
+from webapp import all_series, runs, store_cache
 
 WHEEL = Wheel("cpbmodels-0-py3-none-any.whl", b"")
 
@@ -186,7 +186,7 @@ def test_a_registered_version_without_an_alias_can_be_promoted(cpb):
 
 
 def test_page_and_card_say_why(cpb):
-    last._results.clear()
+    store_cache._results.clear()
     (btc, _) = runs.leaderboard("sim").champions
     assert (btc.preset, btc.decision.outcome, btc.selected_on) == ("smoke", "first", None)
     store = open_store()
@@ -194,9 +194,9 @@ def test_page_and_card_say_why(cpb):
         champions(store, market="sim"), "alice/cpb-models", WHEEL
     )
     store.client.set_model_version_tag(BTC.registered, "1", "cpb.selected_on", "2024-12-20/2024-12-31")
-    last._results.clear()
+    store_cache._results.clear()
     assert runs.leaderboard("sim").champions[0].selected_on == "2024-12-20/2024-12-31"
-    shown = {row.symbol: row.selected_on for row in read.overview(home_folder(), "sim").rows}
+    shown = {row.symbol: row.selected_on for row in all_series.overview(home_folder(), "sim").rows}
     assert shown == {"BTCUSDT": "2024-12-20/2024-12-31", "ETHUSDT": None}
     assert ", selected on this span |" in model_card(
         champions(open_store(), market="sim"), "alice/cpb-models", WHEEL

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 from flows.cli.app import _app
 from flows.forecast import run_forecast
 from schemas.forecasting import ForecastSpec
-from tasks.forecasting.watch import keep, read_watch
+from tasks.forecasting.watch import read_watch, save_watch
 from tests.tools.promotion_tools import BTC, ETH, SECOND
-from webapp.read import scored
+from webapp.one_series import scored
 
 
 def hour(**options):
@@ -33,7 +33,7 @@ def test_the_flow_looks_at_every_champion_and_tells_of_one_that_has_drifted(trai
     bad = watches[BTC.name].model_copy(
         update={"state": "drifted", "bands": 12.0, "excess": 12.0, "since": since}
     )
-    keep(home, "sim", [bad])
+    save_watch(home, "sim", [bad])
     result, said, _ = hour()
     assert len(result["drifted"]) == 1
     assert any(line.startswith("DRIFTED ") and "BTCUSDT 1h is drifted" in line for line in said)

@@ -15,16 +15,16 @@ from tests.tools.webapp_store import (
     fill_record,
     track,
 )
-from webapp import kept, last
+from webapp import cache, store_cache
 
 
 @pytest.fixture(autouse=True)
 def _always_looking(monkeypatch):
     """Changes are seen at once, and nothing is left of what another test has read of a store."""
-    monkeypatch.setattr(kept, "_LOOK_S", 0.0)
-    monkeypatch.setattr(last, "_LOOK_S", 0.01)
-    monkeypatch.setattr(last, "_REST", 0)
-    last._results.clear()
+    monkeypatch.setattr(cache, "_CHECK_S", 0.0)
+    monkeypatch.setattr(store_cache, "_CHECK_S", 0.01)
+    monkeypatch.setattr(store_cache, "_PAUSE", 0)
+    store_cache._results.clear()
 
 
 @pytest.fixture(scope="session")

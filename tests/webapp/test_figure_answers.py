@@ -4,7 +4,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tasks.forecasting.record import read_summary, read_sums, record_by_day
+from tasks.forecasting.daily_sums import read_sums, record_by_day
+from tasks.forecasting.record import read_summary
 from tasks.judging.member import MemberScore
 from tasks.judging.score_files import score_file
 from tasks.storage.sealed import seal

@@ -11,8 +11,8 @@ from flows.ops.guard import Guard
 from flows.ops.listeners import PAGE
 from schemas.errors import UsageError
 from tests.tools.page_service import client_of, serve
+from webapp import all_series
 from webapp import app as webapp_app
-from webapp import read
 from webapp.app import create_app
 
 PATHS = [
@@ -114,7 +114,7 @@ def test_an_unexpected_fault_is_one_sentence_with_the_same_headers(tmp_path, mon
     def broken(_home):
         raise RuntimeError("secret path /home/someone")
 
-    monkeypatch.setattr(read, "all_series", broken)
+    monkeypatch.setattr(all_series, "listed", broken)
     with client_of(tmp_path, raise_server_exceptions=False) as client:
         answer = client.get("/api/symbols")
 

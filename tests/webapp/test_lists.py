@@ -29,8 +29,8 @@ from tests.tools.webapp_store import (
     small_home,
     write_candles,
 )
-from webapp import last
-from webapp.api import kept, table
+from webapp import cache, store_cache
+from webapp.formats import table
 
 TABLES = ["/api/leaderboard", *(f"/api/{name}/BTC/1h" for name in ("forecast", "forecasts", "candles"))]
 
@@ -280,7 +280,7 @@ def test_a_run_says_what_was_asked_for_as_lists_and_one_that_died_is_killed(own_
     with client_of(own_folder) as client:
         (run,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
         monkeypatch.setattr("tasks.storage.process_ids.ProcessId.is_alive", lambda self: False)
-    last._results.clear()  # a death is no write: it is seen after `_KEEP_S`
+    store_cache._results.clear()  # a death is no write: it is seen after `_MAX_AGE_S`
     with client_of(own_folder) as client:
         (dead,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
 
@@ -310,9 +310,9 @@ def test_answers_are_kept_until_a_look_at_the_stored_data_finds_a_change(tmp_pat
         old = client.get("/api/forecast/BTC/1h").json()
         assert client.get("/api/overview").json()["rows"][0]["issued_at"] == old["issued_at"]
         fill(tmp_path / "data", BTC, rows=300)
-        monkeypatch.setattr(kept, "_LOOK_S", 3600)
+        monkeypatch.setattr(cache, "_CHECK_S", 3600)
         assert client.get("/api/forecast/BTC/1h").json() == old
-        monkeypatch.setattr(kept, "_LOOK_S", 0)
+        monkeypatch.setattr(cache, "_CHECK_S", 0)
         new = client.get("/api/forecast/BTC/1h").json()
         assert client.get("/api/overview").json()["rows"][0]["issued_at"] == new["issued_at"]
         last = client.get("/api/candles/BTC/1h?limit=1").json()["candles"][-1]

@@ -1,4 +1,4 @@
-"""What was last read of MLflow's store: answered at once, and read anew by a single thread after the store has changed.
+"""The cache of what was read of MLflow's store: answered at once, and read anew by one thread after a change.
 
 Reading MLflow's store takes tenths of a second to seconds, and it changes all the time while a fleet is logged. Only
 the first request for a result waits for it. If the store cannot be read later, the last result stays, with a note that
@@ -24,12 +24,12 @@ from tasks.tracking.store_errors import UNUSABLE, store_errors
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0
-"""Between two looks at the store's files."""
-_REST = 3
+_CHECK_S = 1.0
+"""Between two checks of the store's files."""
+_PAUSE = 3
 """How many times as long as a reading took the refreshing thread pauses, for the requests of the same interpreter."""
-_KEEP_S, _UNUSED_S = 60, 600
-"""A result is read again after `_KEEP_S`, since the processes of runs end without a write, and a server's changes are
+_MAX_AGE_S, _UNUSED_S = 60, 600
+"""A result is read again after `_MAX_AGE_S`, since processes of runs end without a write, and a server's changes are
 not seen; and dropped when nobody has asked for it in `_UNUSED_S`."""
 _MAX_RESULTS = 500
 
@@ -65,14 +65,14 @@ def version() -> str:
     return f"{_begun}-{_changes}"
 
 
-def last(name: str, read: Callable[..., T], *arguments: Any) -> tuple[T, str | None]:
+def cached(name: str, read: Callable[..., T], *arguments: Any) -> tuple[T, str | None]:
     """Return what `read(store, *arguments)` returned last, and a note if the store could not be read since.
 
     Args:
         name, arguments: name the result; arguments are hashable, and such as exist: each has a result of its own.
 
     Raises:
-        CpbError: the store could not be read yet, or what `read` raises about its arguments, for which nothing is kept.
+        CpbError: the store could not be read yet, or what `read` raises about its arguments, which is not cached.
     """
     key = (_address(), name, *arguments)
     with _lock:
@@ -110,7 +110,7 @@ def reading() -> Iterator[Store]:
 
 
 def _read(key: _Key, result: _Result, token: str) -> None:
-    """Read a result. An error of the store is kept with it; one about the arguments is raised, and nothing is kept."""
+    """Read a result. An error of the store is cached with it; one about the arguments is raised, and nothing cached."""
     global _changes
     before, store = (result.value, str(result.error)), None
     try:
@@ -152,16 +152,16 @@ def refresh(stop: threading.Event) -> None:
         if began - result.asked > _UNUSED_S or key[0] != address:
             with _lock:
                 _results.pop(key, None)
-        elif result.token != token or result.error or began - result.tried > _KEEP_S:
+        elif result.token != token or result.error or began - result.tried > _MAX_AGE_S:
             with suppress(CpbError):  # what it is about was deleted: the next request says so
                 _read(key, result, token)
-            if stop.wait(_REST * (time.monotonic() - began)):
+            if stop.wait(_PAUSE * (time.monotonic() - began)):
                 return
 
 
-def refreshing(stop: threading.Event) -> None:
+def keep_fresh(stop: threading.Event) -> None:
     """Keep every result fresh until `stop` is set."""
-    while not stop.wait(_LOOK_S):
+    while not stop.wait(_CHECK_S):
         refresh(stop)
 
 

@@ -13,7 +13,7 @@ from tasks.tracking.store import open_store, read_store
 from tasks.tracking.store_errors import UNUSABLE
 from tests.tools.page_service import client_of
 from tests.tools.webapp_store import BTC, decision, fill, small_home
-from webapp import figures, kept, last, read
+from webapp import all_series, cache, figures, store_cache
 
 QUIET = threading.Event()
 
@@ -45,10 +45,10 @@ def counted(monkeypatch):
 
 def test_options_that_a_route_does_not_know_tell_no_answers_apart(tmp_path, monkeypatch, counted):
     monkeypatch.chdir(small_home(tmp_path, BTC))
-    calls = counted(read, "health")
+    calls = counted(all_series, "health")
     with client_of(tmp_path) as client:
         client.get("/healthz")
-        monkeypatch.setattr(kept, "_LOOK_S", 3600)
+        monkeypatch.setattr(cache, "_CHECK_S", 3600)
         calls.clear()
         first = client.get("/healthz").json()
         for number in range(20):
@@ -57,7 +57,7 @@ def test_options_that_a_route_does_not_know_tell_no_answers_apart(tmp_path, monk
 
 
 def test_options_that_a_route_knows_are_told_apart_in_any_order(client, monkeypatch):
-    monkeypatch.setattr(kept, "_LOOK_S", 3600)
+    monkeypatch.setattr(cache, "_CHECK_S", 3600)
     ask = {"limit": "2", "market": "spot"}
     one = client.get("/api/candles/BTC/1h", params=ask).json()
     assert client.get("/api/candles/BTC/1h", params=dict(reversed(ask.items()))).json() == one
@@ -68,11 +68,11 @@ def test_options_that_a_route_knows_are_told_apart_in_any_order(client, monkeypa
 
 def test_kept_answers_are_bounded_with_their_keys_and_objects(tmp_path, monkeypatch, counted):
     monkeypatch.chdir(small_home(tmp_path, BTC))
-    monkeypatch.setattr(kept, "_ANSWER_BYTES", 6 * kept._RESPONSE_BYTES)
+    monkeypatch.setattr(cache, "_ANSWER_BYTES", 6 * cache._RESPONSE_BYTES)
     calls = counted(figures, "compare")
     with client_of(tmp_path) as client:
         client.get("/healthz")
-        monkeypatch.setattr(kept, "_LOOK_S", 3600)
+        monkeypatch.setattr(cache, "_CHECK_S", 3600)
         for _turn in range(2):
             for name in "abcdefgh":
                 assert client.get(f"/api/figures/compare?models=har,{name * 100}").status_code == 200
@@ -80,29 +80,31 @@ def test_kept_answers_are_bounded_with_their_keys_and_objects(tmp_path, monkeypa
 
 
 def test_what_is_not_there_is_not_kept(client, monkeypatch):
-    last._results.clear()
+    store_cache._results.clear()
     for number in range(5):
         run = f"{number:032x}"
         assert client.get(f"/api/figures/losses/{run}").status_code == 404
         assert "there is no run" in client.get(f"/api/leaderboard?run={run}").json()["note"]
         assert client.get(f"/api/models/NONE{number}/1h").status_code == 404
-    assert {key[1:] for key in last._results} <= {("members",), ("champions",), ("runs",)}
+    assert {key[1:] for key in store_cache._results} <= {("members",), ("champions",), ("runs",)}
 
 
 def test_results_of_files_are_forgotten_when_files_change(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for rows in (200, 210, 220):
         fill(tmp_path / "data", BTC, rows=rows)
-        kept.look(tmp_path / "data")
-        read.health(tmp_path / "data")
-        assert [len(function.cache) for function in kept._kept if function.__name__ == "_stored"] == [1]
+        cache.drop_changed(tmp_path / "data")
+        all_series.health(tmp_path / "data")
+        assert [
+            len(function.cache) for function in cache._cached_functions if function.__name__ == "all_stored"
+        ] == [1]
 
 
 def test_the_number_of_results_is_bounded(own_folder, monkeypatch):
-    monkeypatch.setattr(last, "_MAX_RESULTS", 3)
+    monkeypatch.setattr(store_cache, "_MAX_RESULTS", 3)
     for number in range(9):
-        assert last.last("number", lambda store, number: number, number)[0] == number
-    assert len(last._results) == 3
+        assert store_cache.cached("number", lambda store, number: number, number)[0] == number
+    assert len(store_cache._results) == 3
 
 
 def test_an_answer_does_not_wait_while_the_store_is_read_anew(own_folder, monkeypatch):
@@ -122,7 +124,7 @@ def test_an_answer_does_not_wait_while_the_store_is_read_anew(own_folder, monkey
             assert go_on.wait(60)
             return original(*arguments)
 
-        for result in [r for key, r in last._results.items() if key[1] == "members"]:
+        for result in [r for key, r in store_cache._results.items() if key[1] == "members"]:
             result.read = slow
         keep_decision(store, decision(2, "switched"))
         assert begun.wait(60)
@@ -147,8 +149,8 @@ def test_a_store_that_cannot_be_read_any_more_leaves_the_last_answer_with_its_ag
         def broken(*_, **__):
             raise CpbError("the MLflow store x cannot be used: it is gone", code=UNUSABLE)
 
-        monkeypatch.setattr(last, "read_store", broken)
-        for result in last._results.values():
+        monkeypatch.setattr(store_cache, "read_store", broken)
+        for result in store_cache._results.values():
             result.token, result.read_at = "", datetime.now(UTC) - timedelta(minutes=7)
         until(lambda: client.get("/api/leaderboard").json()["note"])
         body = client.get("/api/leaderboard").json()
@@ -156,7 +158,7 @@ def test_a_store_that_cannot_be_read_any_more_leaves_the_last_answer_with_its_ag
         assert "UTC, 7 minutes ago: the MLflow store x cannot be used: it is gone" in body["note"]
         for path in ("/api/overview", "/api/runs"):
             assert "7 minutes ago" in client.get(path).json()["note"]
-        monkeypatch.setattr(last, "read_store", read_store)
+        monkeypatch.setattr(store_cache, "read_store", read_store)
         until(lambda: client.get("/api/leaderboard").json()["note"] is None)
 
 
@@ -167,19 +169,19 @@ def test_a_store_that_cannot_be_read_at_first_is_not_asked_by_every_request(own_
         asked.append(1)
         raise CpbError("the MLflow store x cannot be used: it is gone", code=UNUSABLE)
 
-    monkeypatch.setattr(last, "read_store", broken)
+    monkeypatch.setattr(store_cache, "read_store", broken)
     for _ in range(5):
         with pytest.raises(CpbError, match="it is gone"):
-            last.last("members", leaderboard.read_members)
+            store_cache.cached("members", leaderboard.read_members)
     assert len(asked) == 1
 
 
 def test_a_fault_of_ours_stops_no_refreshing(own_folder, monkeypatch):
     values = iter([1])
-    last.last("broken", lambda store: next(values))
-    last._results[last._address(), "broken"].token = ""
-    last.refresh(QUIET)
-    value, note = last.last("broken", None)
+    store_cache.cached("broken", lambda store: next(values))
+    store_cache._results[store_cache._address(), "broken"].token = ""
+    store_cache.refresh(QUIET)
+    value, note = store_cache.cached("broken", None)
     assert (value, "StopIteration" in note) == (1, True)
 
 
@@ -193,7 +195,7 @@ def test_one_request_of_many_reads_and_errors_about_arguments_are_its_answer(own
 
     def ask():
         barrier.wait()
-        values.append(last.last("slow", slow)[0])
+        values.append(store_cache.cached("slow", slow)[0])
 
     values = []
     threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -207,14 +209,14 @@ def test_one_request_of_many_reads_and_errors_about_arguments_are_its_answer(own
         raise MemberError(f"{name} is unknown")
 
     with pytest.raises(MemberError, match="it is unknown"):
-        last.last("unknown", unknown, "it")
-    assert len(last._results) == 1
+        store_cache.cached("unknown", unknown, "it")
+    assert len(store_cache._results) == 1
 
 
 def test_what_nobody_asks_for_is_read_no_more(own_folder, monkeypatch):
-    last.last("number", lambda store: 1)
-    last.refresh(QUIET)
-    assert len(last._results) == 1
-    monkeypatch.setattr(last, "_UNUSED_S", -1)
-    last.refresh(QUIET)
-    assert len(last._results) == 0
+    store_cache.cached("number", lambda store: 1)
+    store_cache.refresh(QUIET)
+    assert len(store_cache._results) == 1
+    monkeypatch.setattr(store_cache, "_UNUSED_S", -1)
+    store_cache.refresh(QUIET)
+    assert len(store_cache._results) == 0

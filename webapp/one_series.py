@@ -1,0 +1,134 @@
+"""One series: its forecasts, candles, chances of a touch, and scores; writes nothing."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from cpbmodels.data.touch import Touch
+from schemas.errors import MemberError
+from schemas.identity import SeriesId
+from tasks.forecasting import months
+from tasks.forecasting.months import month_files
+from tasks.forecasting.score import newest_scored
+from tasks.forecasting.staleness import newest_month
+from tasks.forecasting.touch_chances import stops, touch_of, touched
+from tasks.forecasting.watch import alarms
+from tasks.market.klines import read_klines
+from webapp import answers
+from webapp.cache import until_files_change
+from webapp.runs import identity
+from webapp.stored import newest, no_forecast, record
+
+STOPS = (0.25, 0.1, 0.05)
+"""Chances of which the prices are marked in the chart."""
+
+CANDLE = ("open", "high", "low", "close", "volume")
+
+
+def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None) -> pl.DataFrame:
+    """Return the rows of the forecast issued at an instant, default the newest.
+
+    Raises:
+        MemberError: there is none.
+        DamagedError: a month that holds it.
+    """
+    rows = months.latest(home, series, issued_at) if issued_at else newest(home, series)
+    if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
+        return rows
+    if issued_at is None or newest(home, series).is_empty():
+        raise no_forecast(home, series)
+    raise MemberError(
+        f"no forecast of {series} was issued at {issued_at:%Y-%m-%dT%H:%M:%SZ}; "
+        f"/api/forecasts/{series.symbol}/{series.timeframe} lists those that were"
+    )
+
+
+def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) -> answers.Forecast:
+    """Return a forecast; arguments and errors as in `forecast_at`."""
+    rows = forecast_at(home, series, issued_at)
+    fields = {"standing_note": months.standing_note(rows) or None, "steps": rows.rows(named=True)}
+    return answers.Forecast(market=series.market, **rows.row(0, named=True), **fields)
+
+
+def touch(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Touch:
+    """Return the chances that prices are reached; raises `MemberError` if the series has no forecast."""
+    fields: dict[str, Any] = {"market": series.market, **forecast_at(home, series).row(0, named=True)}
+    try:
+        rows, chances = _touch_of(home, series)
+        fields |= {"touch": list(touched(rows, chances, prices)), "stops": list(stops(rows, chances, STOPS))}
+    except MemberError as error:
+        fields["note"] = str(error)
+    return answers.Touch(**fields)
+
+
+@until_files_change
+def _touch_of(home: Path, series: SeriesId) -> tuple[pl.DataFrame, Touch]:
+    return (rows := newest(home, series)), touch_of(home, series, rows)
+
+
+def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
+    """Return `answers.IssuedForecast` of the newest `limit`; raises `MemberError` if the series has no forecast."""
+    forecast_at(home, series)  # raises without one
+    return months.issues(home, series, limit, until)[list(answers.IssuedForecast.model_fields)]
+
+
+def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
+    """Return the newest `limit` candles that close by `until`; raises `MemberError` if there are none."""
+    step = timedelta(seconds=series.seconds)
+    columns = ["open_time", *CANDLE]
+    since = newest_month(home, series, until)
+    if since:
+        # Gaps leave fewer than `limit` candles in the window; twice its length plus a month is nearly always enough.
+        since -= 2 * limit * step + timedelta(days=31)
+    frame = read_klines(home, series, since=since, as_of=until, columns=columns, confirmed=False)
+    if since and len(frame) < limit:
+        frame = read_klines(home, series, as_of=until, columns=columns, confirmed=False)
+    close_time = (pl.col("open_time") + step).alias("close_time")
+    return frame.tail(limit).select("open_time", close_time, *CANDLE)
+
+
+def scored(home: Path, series: SeriesId, limit: int) -> tuple[answers.Ledger, str, pl.DataFrame]:
+    """Return the record of a series as of the last scoring, and the newest `limit` scored rows, its `rows`.
+
+    Raises:
+        MemberError: the series has no forecast.
+    """
+    if not month_files(series.folder(home, "forecasts")):
+        raise no_forecast(home, series)
+    of_market = record(home, series.market)
+    entries = [
+        answers.RecordEntry(**entry.model_dump())
+        for entry in (of_market.entries if of_market else ())
+        if entry.timeframe == series.timeframe and (entry.symbol == series.symbol or entry.kind == "pooled")
+    ]
+    of_series = [entry for entry in entries if entry.kind == "series"]
+    rows = newest_scored(home, series, limit)[list(answers.LedgerRow.model_fields)]
+    ledger = answers.Ledger(
+        **identity(series),
+        watch=next((alarm for alarm in alarms(home, series.market) if alarm.series == series), None),
+        summary=_hit_rates(of_series),
+        live=_hit_rates([entry for entry in of_series if entry.live]),
+        recorded_at=of_market.made_at if of_market else None,
+        record=entries,
+        rows=[],
+    )
+    return ledger, "rows", rows
+
+
+def _hit_rates(entries: list[answers.RecordEntry]) -> answers.LedgerSummary:
+    """Return the mean rates of several entries, weighted by their rows."""
+
+    def mean(name: str) -> float | None:
+        values = [(value, entry.rows) for entry in entries if (value := getattr(entry, name)) is not None]
+        total = sum(weight for _, weight in values)
+        return sum(value * weight for value, weight in values) / total if total else None
+
+    rates = ("crps", "coverage_50", "coverage_80", "coverage_90", "directional_accuracy")
+    return answers.LedgerSummary(
+        scored=sum(entry.rows for entry in entries),
+        forecasts=sum(entry.forecasts for entry in entries),
+        **{name: mean(name) for name in rates},
+    )
