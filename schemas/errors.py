@@ -60,6 +60,12 @@ class DamagedError(CpbError):
 
     default_code = "damaged"
 
+    @classmethod
+    def of(cls, place: object, reason: object, remedy: str = "", *, name: str = "") -> "DamagedError":
+        """Return the error of a damaged file or folder; `name`: of what lies there, where its path says too little."""
+        text = f"{name or place} is damaged: {reason}"
+        return cls(f"{text}; {remedy}" if remedy else text, field=str(place))
+
 
 def counted(number: int, noun: str) -> str:
     """Return the number with its noun: `1 member`, `2 members`, `1,200 windows`, `3 series`."""

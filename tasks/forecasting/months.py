@@ -134,8 +134,8 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
     except DamagedError as error:
         place = path.relative_to(home).as_posix()
         back = way_back(home, series.market, path.relative_to(market_home(home, series.market)).as_posix())
-        text = f"{place} is damaged: {error}; {back}: until then {series} stores nothing in that month"
-        raise DamagedError(text, field=place) from error
+        remedy = f"{back}: until then {series} stores nothing in that month"
+        raise DamagedError.of(place, error, remedy) from error
 
 
 def parse_rows(path: Path, schema: dict[str, Any], columns: list[str] | None = None) -> pl.DataFrame:

@@ -134,7 +134,7 @@ def _copied_chain(home: Path, market: str, target: Path) -> Chain:
         write_bytes(target, read_regular(stored))
     chain = Chain.read(target) or Chain()
     if chain.fault:
-        raise DamagedError(f"{stored} is damaged ({chain.fault}): see `cpb verify`")
+        raise DamagedError.of(stored, chain.fault, "see `cpb verify`")
     return chain
 
 

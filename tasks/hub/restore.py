@@ -151,11 +151,8 @@ def _published_chain(folder: Path, market: str) -> bytes:
             field=str(folder),
         )
     if chain.fault:
-        raise DamagedError(
-            f"{path} is damaged ({chain.fault}): fetch the record anew from where it was published, and name its "
-            "folder with --record",
-            field=str(path),
-        )
+        remedy = "fetch the record anew from where it was published, and name its folder with --record"
+        raise DamagedError.of(path, chain.fault, remedy)
     for name in chain.files:
         if (
             not (owner := owner_of(name, market))

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import CpbError, counted
+from schemas.errors import CpbError, DamagedError, counted
 from schemas.identity import SeriesId
 from tasks.market.layout import period_bounds
 
@@ -333,11 +333,7 @@ def _readable_rows(db: sqlite3.Connection, table: str) -> tuple[set[tuple[Any, .
 
 def unusable(path: Path, error: BaseException) -> CpbError:
     """Return the error for a damaged manifest."""
-    return CpbError(
-        f"{path} is damaged ({error}); `cpb ingest` keeps its intact rows and fetches the rest again",
-        code="damaged",
-        field=str(path),
-    )
+    return DamagedError.of(path, error, "`cpb ingest` keeps its intact rows and fetches the rest again")
 
 
 def is_corrupt(error: BaseException, path: Path) -> bool:

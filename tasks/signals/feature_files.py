@@ -25,7 +25,7 @@ from tasks.market.klines import find_runs, read_klines
 from tasks.market.layout import grid_of, to_us
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.files import write_bytes
-from tasks.storage.records import file_digest, read_record, write_record
+from tasks.storage.records import AGAIN, digest_fault, file_digest, read_record, write_record
 from tasks.storage.source_code import code_digest
 
 NEWEST_ROWS = 4096
@@ -117,11 +117,8 @@ def load_series(home: Path, record: SeriesRecord, bounds: SplitBounds) -> Series
 def read_features(home: Path, record: SeriesRecord) -> Series:
     """Return a series' stored features, without spans; raises `DamagedError` as `load_series`."""
     path = home / record.path
-    if not path.exists() or file_digest(path) != record.file_digest:
-        what = "damaged" if path.exists() else "gone"
-        raise DamagedError(
-            f"{record.path} is {what}; run the same command again to recompute it", field=record.path
-        )
+    if fault := digest_fault(path, record.file_digest):
+        raise DamagedError.of(record.path, fault, AGAIN)
     return Series.from_columns(pl.read_parquet(path), record.series.label, record.series.timeframe)
 
 

@@ -123,11 +123,11 @@ def reference_in(folder: Path, content: bytes | OSError) -> Reference:
     """Return the reference in these bytes of its file, or raise `DamagedError`."""
     path = folder / REFERENCE
     if isinstance(content, OSError):
-        raise DamagedError(f"{path} cannot be read ({content.strerror})", field=str(path)) from content
+        raise DamagedError.of(path, f"it cannot be read ({content.strerror})") from content
     try:
         return record_in(content, Reference, of=None)  # older ones name their member
     except DamagedError as error:
-        raise DamagedError(f"{path} is damaged: {error}", field=str(path)) from error
+        raise DamagedError.of(path, error) from error
 
 
 def write_published_config(source: Path, target: Path, model_version: str, verdict: str) -> None:
@@ -222,6 +222,4 @@ def config_in(folder: Path, content: bytes | OSError, options: str = "") -> dict
 def damaged_model(folder: Path, why: str, options: str = "") -> DamagedError:
     """Return the error of a damaged folder; `options`: those that train its series alone."""
     command = f"cpb train-all {options}".rstrip()
-    return DamagedError(
-        f"the model in {folder} is damaged: {why}; train it again with `{command}`", field=str(folder)
-    )
+    return DamagedError.of(folder, why, f"train it again with `{command}`", name=f"the model in {folder}")

@@ -18,6 +18,10 @@ from schemas.base import Record
 from schemas.errors import DamagedError, log
 from tasks.storage.files import write_bytes, write_json
 
+NOT_WRITTEN = "it is not the file that was written (its sha256 differs)"
+AGAIN = "run the same command again to recreate it"
+"""The remedy for what a run makes anew as soon as it finds it damaged."""
+
 R = TypeVar("R", bound=Record)
 _HEAD = ("record", "version", "of", "digest", "body")
 
@@ -36,7 +40,7 @@ def digest_fault(path: Path, digest: str | None) -> str:
         return "it is missing"
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
-    return "" if is_same or digest is None else "it is not the file that was written (its sha256 differs)"
+    return "" if is_same or digest is None else NOT_WRITTEN
 
 
 def value_digest(value: Any) -> str:
@@ -80,9 +84,7 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     try:
         return parse_record(path, kind, of=of)
     except DamagedError as error:
-        raise DamagedError(
-            f"{path} is damaged: {error}; run the same command again to recreate it", field=str(path)
-        ) from error
+        raise DamagedError.of(path, error, AGAIN) from error
 
 
 def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:

@@ -15,7 +15,7 @@ from pathlib import Path
 from cpbmodels.files import read_regular
 from schemas.base import Record
 from schemas.errors import DamagedError
-from tasks.storage.records import digest_fault, file_digest, read_record, write_record
+from tasks.storage.records import AGAIN, NOT_WRITTEN, digest_fault, file_digest, read_record, write_record
 
 SEAL = "files.json"
 
@@ -62,7 +62,7 @@ def read_sealed(folder: Path, name: str) -> bytes:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(path))
     content = read_regular(path)
     if sha256(content).hexdigest() != digest:
-        raise DamagedError(f"{path} is damaged; it will be recreated", field=str(path))
+        raise DamagedError.of(path, NOT_WRITTEN, AGAIN)
     return content
 
 
@@ -73,7 +73,7 @@ def check_sealed(folder: Path, *names: str) -> None:
     """
     for name, digest in sealed(folder).items():
         if (not names or name in names) and (fault := digest_fault(folder / name, digest)):
-            raise DamagedError(f"{folder / name} is damaged: {fault}", field=str(folder / name))
+            raise DamagedError.of(folder / name, fault, AGAIN)
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

@@ -131,10 +131,8 @@ class Champion:
     def check(self) -> None:
         """Raise `DamagedError` if its files are damaged."""
         if self.damage:
-            raise DamagedError(
-                f"champion {self.model_version} is damaged: {self.damage}; `{training_command(self)}` trains it again",
-                field=str(self.folder),
-            )
+            remedy = f"`{training_command(self)}` trains it again"
+            raise DamagedError.of(self.folder, self.damage, remedy, name=f"champion {self.model_version}")
 
 
 def champions(
@@ -217,10 +215,11 @@ def lost_champions(store: Store, versions: "Mapping[SeriesId, ModelVersion]") ->
     """Return an error for each version whose run was deleted for good, with its files in the store."""
     runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
     return [
-        DamagedError(
-            f"champion {full_name(version)} is damaged: {deleted_run(version, None)}; the packaged copy goes on "
-            f"forecasting, and `{_training_command(series, version.tags)}` trains it again",
-            field=series.name,
+        DamagedError.of(
+            series.name,
+            deleted_run(version, None),
+            f"the packaged copy goes on forecasting, and `{_training_command(series, version.tags)}` trains it again",
+            name=f"champion {full_name(version)}",
         )
         for series, version in versions.items()
         if version.run_id and version.run_id not in runs

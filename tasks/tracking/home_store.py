@@ -67,10 +67,11 @@ def home_store(folder: Path) -> HomeStore | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except DamagedError as error:
-        raise DamagedError(
-            f"{path}, which says which MLflow store is this home's, is damaged: {error}; restore it from a backup, or "
-            f"set MLFLOW_TRACKING_URI to that store and record it again with `{TAKE}`",
-            field=str(path),
+        raise DamagedError.of(
+            path,
+            error,
+            f"restore it from a backup, or set MLFLOW_TRACKING_URI to that store and record it again with `{TAKE}`",
+            name=f"{path}, which says which MLflow store is this home's,",
         ) from error
 
 

@@ -306,7 +306,7 @@ def test_a_pipe_in_place_of_a_file_is_no_reason_to_wait(home, name):
         model = read_packaged(path.parent)
         assert (model.reference, model.reference_fault) == (
             None,
-            f"{path} cannot be read (it is not a regular file)",
+            f"{path} is damaged: it cannot be read (it is not a regular file)",
         )
     else:
         with pytest.raises(DamagedError, match=f"{name} cannot be read .it is not a regular file"):
