@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import re
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -327,7 +328,10 @@ def test_any_tensor_gives_a_sane_forecast_or_one_sentence(name, saved, tmp_path)
     folder, series, _ = saved[name]
     series = replace(series, times=np.arange(len(series)) * 3_600_000_000)
     tensors, refused, made = load_file(folder / "model.safetensors"), 0, 0
-    for key, tensor in tensors.items():
+    kinds = {
+        re.sub(r"\d+", "N", key): (key, tensor) for key, tensor in tensors.items()
+    }  # of layers and members: the last
+    for key, tensor in kinds.values():
         for how, change in ABSURD.items():
             rewrite(folder, tmp_path, tensors | {key: change(tensor).contiguous()})
             sentence, forecast = outcome(tmp_path, series)

@@ -33,7 +33,7 @@ def coins(page):
     return page.locator(".tile h2").all_inner_texts()
 
 
-def test_the_overview_is_searched_filtered_and_sorted(open_page, filled):
+def test_a_card_of_the_overview_says_verdict_range_test_and_age(open_page, filled):
     page = open_page(filled)
     expect(page.locator(".tile")).to_have_count(3)
     assert coins(page) == ["BTCUSDT 1h", "ETHUSDT 1h", "PEPEUSDT 15m"]
@@ -52,6 +52,10 @@ def test_the_overview_is_searched_filtered_and_sorted(open_page, filled):
         tile.locator(".chip.bad").get_attribute("title") or ""
     )
 
+
+def test_the_overview_is_searched_from_the_keyboard_and_the_address_keeps_the_search(open_page, filled):
+    page = open_page(filled)
+    expect(page.locator(".tile")).to_have_count(3)
     page.keyboard.press("/")
     page.keyboard.type("eth")
     expect(page.locator(".tile")).to_have_count(1)
@@ -63,6 +67,10 @@ def test_the_overview_is_searched_filtered_and_sorted(open_page, filled):
     page.get_by_role("button", name="Show all").click()
     expect(page.locator(".tile")).to_have_count(3)
 
+
+def test_the_overview_is_filtered_by_candles_verdict_and_staleness_and_sorted(open_page, filled):
+    page = open_page(filled)
+    expect(page.locator(".tile")).to_have_count(3)
     page.get_by_label("Candles", exact=True).select_option("15m")
     assert coins(page) == ["PEPEUSDT 15m"]
     page.get_by_label("Candles", exact=True).select_option("")
@@ -79,6 +87,10 @@ def test_the_overview_is_searched_filtered_and_sorted(open_page, filled):
     page.get_by_label("Sort by", exact=True).select_option("range")
     assert coins(page)[-1] == "PEPEUSDT 15m"
 
+
+def test_enter_in_the_search_or_on_a_card_opens_its_series(open_page, filled):
+    page = open_page(filled)
+    expect(page.locator(".tile")).to_have_count(3)
     page.get_by_label("Coin", exact=True).fill("pepe")
     page.keyboard.press("Enter")
     page.wait_for_selector("#chart path.box", state="attached")
@@ -156,7 +168,7 @@ def test_a_forecast_is_drawn_with_its_verdict_and_record(open_page, filled):
     expect(numbers.first).to_be_hidden()
 
 
-def test_the_chart_pans_zooms_and_reads_prices(open_page, filled):
+def test_the_chart_pans_and_zooms_by_keys_and_buttons(open_page, filled):
     page = open_series(open_page, filled)
     first = now = view(page)
     chart = page.locator("#chart")
@@ -179,7 +191,11 @@ def test_the_chart_pans_zooms_and_reads_prices(open_page, filled):
     page.get_by_role("button", name="Reset view").click()
     assert settled(page, now) == pytest.approx(first, abs=1000)
 
-    box = chart.bounding_box()
+
+def test_the_chart_pans_and_zooms_by_the_mouse_and_reads_prices_at_it(open_page, filled):
+    page = open_series(open_page, filled)
+    first = view(page)
+    box = page.locator("#chart").bounding_box()
     x, y = box["x"] + 200, box["y"] + 150
     page.mouse.move(x, y)
     assert "open " in page.locator("#readout").inner_text()
@@ -197,6 +213,10 @@ def test_the_chart_pans_zooms_and_reads_prices(open_page, filled):
     page.mouse.dblclick(x, y)
     assert settled(page, zoomed) == pytest.approx(first, abs=1000)
 
+
+def test_keys_read_the_candles_of_the_chart_aloud(open_page, filled):
+    page = open_series(open_page, filled)
+    chart = page.locator("#chart")
     chart.press(".")
     told = page.locator("#readout").inner_text()
     chart.press(",")
@@ -285,7 +305,7 @@ def test_coins_candle_lengths_and_old_links_lead_to_series(open_page, filled):
     assert page.locator("h1").count() == 1
 
 
-def test_the_leaderboard_sorts_and_two_models_stand_side_by_side(open_page, mixed):
+def test_the_leaderboard_is_sorted_by_any_column_and_filtered(open_page, mixed):
     page = open_page(mixed, "/#/models")
     page.wait_for_selector("#leaderboard tbody tr")
     page.wait_for_selector("#leaderboard .plot svg")
@@ -304,6 +324,12 @@ def test_the_leaderboard_sorts_and_two_models_stand_side_by_side(open_page, mixe
     page.get_by_label("Candles", exact=True).select_option("1h")
     assert set(page.locator("#leaderboard tbody td:nth-child(2)").all_inner_texts()) == {"1h"}
 
+
+def test_two_models_stand_side_by_side_on_a_coin(open_page, mixed):
+    page = open_page(mixed, "/#/models")
+    page.wait_for_selector("#leaderboard tbody tr")
+    page.wait_for_selector("#leaderboard .plot svg")
+    page.get_by_label("Candles", exact=True).select_option("1h")
     expect(page.locator("#leaderboard .finding")).to_contain_text(
         "Of the champions, the models that serve now: 3 of 3"
     )
@@ -321,6 +347,10 @@ def test_the_leaderboard_sorts_and_two_models_stand_side_by_side(open_page, mixe
     heights = page.locator("#leaderboard .plot").evaluate_all("all => all.map(e => e.clientHeight)")
     assert max(heights) < 256  # no empty space below a figure of few rows
 
+
+def test_the_leaderboard_of_the_simulator_says_so(open_page, mixed):
+    page = open_page(mixed, "/#/models")
+    page.wait_for_selector("#leaderboard tbody tr")
     page.get_by_label("Market", exact=True).select_option("sim")
     expect(page.locator("#leaderboard tbody tr")).to_have_count(1)
     assert "simulated" in page.locator("#leaderboard tbody").inner_text()
