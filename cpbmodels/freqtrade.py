@@ -116,6 +116,7 @@ def add_forecasts(
             prices = np.concatenate([close, *(price[..., None] for price in touched.values())], axis=-1)
             sigma = forecast_sigma(prediction.quantiles)[..., None]
             chosen = [step - 1 for step in wanted]
+            # By the rows of the given table: impossible candles were taken out before, and stay NaN.
             values[candles.rows[origins]] = np.concatenate([sigma, prices], axis=-1)[:, chosen]
     if np.isnan(values).all():
         log.warning(
@@ -127,6 +128,7 @@ def add_forecasts(
             np.datetime64(first, "us"),
             FEATURE_WARMUP + member.context,
         )
+    # Significant digits, not decimals: prices range from 1e-8 to 1e5.
     unit = 10.0 ** (SIGNIFICANT_DIGITS - 1 - np.floor(np.log10(values)))
     rounded = (np.round(values * unit) / unit).reshape(len(dataframe), len(names))
     new = pd.DataFrame(rounded, index=dataframe.index, columns=names, copy=False)
@@ -160,6 +162,7 @@ class RiskFromForecast:
         """Return the candles with the columns that stake and stop-loss read; for `populate_indicators`."""
         pair = metadata["pair"]
         folder = Path(self.config["user_data_dir"]) / self.cpb_models
+        # No model at the folder itself: then one for each pair below it.
         if not (folder / "config.json").is_file():
             folder = folder / pair.partition(":")[0].replace("/", "") / self.timeframe
         return add_forecasts(
@@ -221,6 +224,7 @@ class RiskFromForecast:
         """The newest forecast issued by `current_time`, if it is not yet over."""
         dataframe, _ = self.dp.get_analyzed_dataframe(pair, self.timeframe)
         length = timedelta(seconds=INTERVAL_SECONDS[self.timeframe])
+        # `date` is when a candle opens: it has closed if a whole candle lies between.
         row = int((dataframe["date"] <= current_time - length).sum()) - 1 if len(dataframe) else -1
         if row < 0 or dataframe["date"].iloc[row] + length * (1 + self.cpb_horizon) <= current_time:
             return None
@@ -240,6 +244,7 @@ def _double(member: Member) -> Member:
     config = {**member.config, "dtype": "float64"}
     if member.parts:
         return replace(member, config=config, parts=tuple(_double(part) for part in member.parts))
+    # Of the parts as well, above: an average has no rows of its own.
     doubled = {name: getattr(member, name).double() for name in ("rows", "mean", "inverse", "table")}
     return replace(member, config=config, **doubled)
 
@@ -290,6 +295,7 @@ def forecast_sigma(returns: np.ndarray) -> np.ndarray:
     """[...]: half the distance between -1 and +1 on the normal scale, of quantiles [..., 19] of the log-return."""
     below = int(np.searchsorted(SCORES, -1.0)) - 1  # between the 15 % and the 20 % level
     share = (-1.0 - SCORES[below]) / (SCORES[below + 1] - SCORES[below])
+    # Linear in the normal score, as paths are drawn between levels.
     low = returns[..., below] * (1 - share) + returns[..., below + 1] * share
     high = returns[..., -1 - below] * (1 - share) + returns[..., -2 - below] * share
     return (high - low) / 2

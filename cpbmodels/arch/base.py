@@ -131,12 +131,14 @@ class Architecture(ABC):
 
     def forced_steps(self, batch: Batch, draws: Draws | None) -> Tensor | None:
         """`teacher_steps` as one Bool [K, B, H]."""
+        # No draw where nothing is forced: each takes a key, and so would shift the masks of the layers behind it.
         if draws is None or batch.truth is None or is_exactly(self.options.teacher_forcing, 0):
             return None
         K, B = batch.start.shape[:2]
         shape = torch.Size([K, B, self.head.steps])
         if is_exactly(self.options.teacher_forcing, 1):
             return batch.start.new_ones(shape, dtype=torch.bool)
+        # Of each window and step anew: a decoder that is only ever told the truth never meets errors of its own.
         return draws.below(self.options.teacher_forcing, shape)
 
     def next_input(self, raw: Tensor, step: int, batch: Batch, forced: list[Tensor] | None) -> Tensor:
@@ -159,6 +161,7 @@ class Architecture(ABC):
         if draws is None or is_exactly(rate, 0) or layers == 1:
             return None
         K, B, H = like.shape
+        # All steps in one draw: a draw a step would be a launch a step, and take a key of the 64.
         return draws.factors(rate, torch.Size([K, self.head.steps, layers - 1, B, H]), like.dtype)
 
 

@@ -216,12 +216,14 @@ class _LinearWeight(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, bias: Tensor | None, shared: _LinearSteps) -> Tensor:
         ctx.shared = shared
+        # Its value is never read: passed to every use, it makes autograd run this backward after all of theirs.
         return weight.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor | None, None]:
         shared = ctx.shared
         x, grad = torch.cat(shared.inputs, 1), torch.cat(shared.grads, 1)  # [K, S x N, in], [K, S x N, out]
+        # Let go at once: the node lives on until the whole backward pass is over.
         shared.inputs, shared.grads = [], []
         d_bias = grad.sum(1, keepdim=True) if shared.bias is not None else None
         return torch.bmm(grad.transpose(1, 2), x), d_bias, None
@@ -268,6 +270,7 @@ class _AttentionSteps:
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.stored: list[tuple[Tensor, ...]] = []
         self.scale = 1 / math.sqrt(keys.shape[-1])
+        # Once a window, instead of on the scores at every step.
         self.keys, self.values = keys * self.scale, values
 
     def attend(self, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -361,6 +364,7 @@ class _LstmWeight(torch.autograd.Function):
         both, grad = (torch.cat(part, 1) for part in zip(*shared.stored, strict=True))
         shared.stored = []
         weight, bias = torch.bmm(grad.transpose(1, 2), both), grad.sum(1, keepdim=True)
+        # The biases enter as their sum, so each has the whole gradient.
         return weight[..., : shared.inputs], weight[..., shared.inputs :], bias, bias, None
 
 
@@ -392,5 +396,6 @@ def lstm_step(w: Weights, name: str, uses: int, *, manual: bool = False) -> Lstm
     if manual:
         by_hand = DeferredLinear(w_ih, b_ih, uses), DeferredLinear(w_hh, b_hh, uses)
         return lambda x, h, c: lstm_cell_by_hand(by_hand[0](x), by_hand[1](h), c)
+    # Both biases in one map: the gates only ever see their sum.
     inputs, hidden = DeferredLinear(w_ih, b_ih + b_hh, uses), DeferredLinear(w_hh, None)
     return lambda x, h, c: lstm_cell(inputs(x), hidden(h), c)

@@ -70,6 +70,7 @@ class Gru(Architecture):
         keys = linear(states, w, "key").view(K * B, T, H)
         memory = DeferredAttention(keys, states.view(K * B, T, H))  # the states themselves are the values
         uses, masks = self.head.steps, self.decoder_masks(last[-1], draws)
+        # The weights are the same at every step, so their gradients are formed once, after the last step.
         maps = {"out": DeferredLinear(w["out.weight"], w["out.bias"], uses)}
         for name in self.layers("decoder"):
             for side in ("ih", "hh"):

@@ -106,6 +106,7 @@ class Har(OfOneCandle):
         if not has_line(self.options):
             return {}
         fitted = fit_ranges(data.origins(), data.columns, self.options.calendar, self.options.horizon)
+        # Quartiles, since no few extreme moves change them; the tails are the head's to learn.
         distance = np.diff(fitted.table[:, QUARTILES], axis=1)[:, 0]
         scale = np.log(np.maximum(distance / QUARTILE_DISTANCE, 1e-3) / START_SCALE)
         line = {

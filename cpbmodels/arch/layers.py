@@ -66,6 +66,7 @@ class Layout:
 
     def initial(self, seed: int) -> np.ndarray:
         """float64 [P]: the initial weights that belong to this seed, drawn in the order of `params`."""
+        # By numpy on the host: the same bits whatever the device, its type and its torch.
         draw = np.random.Generator(np.random.Philox(key=seed))
         row = np.zeros(self.size)
         for param, start in zip(self.params, self._starts(), strict=True):
@@ -209,6 +210,7 @@ class Draws:
     """
 
     def __init__(self, seeds: Tensor, steps: Tensor, micro: int = 0) -> None:
+        # Keys of all layers at once: a few launches a step instead of a few for every draw.
         layers = torch.arange(1, KEYS_PER_STEP + 1, device=seeds.device) * 0x5851F42D4C957F2D
         mixed = _mix64(seeds * 0x2545F4914F6CDD1D + _mix64(steps + micro * 0x1000003))
         self.keys = _mix64(mixed[:, None] + layers).to(torch.int32).unsqueeze(-1).unbind(1)
@@ -236,6 +238,7 @@ class Draws:
         count = shape.numel() // shape[0]
         halves = self.bits(-(-count // 2)).view(torch.int16)[:, :count]
         if isinstance(probability, Tensor):
+            # At most 2^15 - 1: the limit of probability 1 would overflow to the lowest int16, and nothing be drawn.
             limits = ((probability * 2**16).round() - 2**15).clamp(max=2**15 - 1).to(torch.int16)
             return (halves < limits[:, None]).view(shape)
         return (halves < min(round(probability * 2**16) - 2**15, 2**15 - 1)).view(shape)

@@ -108,6 +108,7 @@ class Line(OfOneCandle):
             origins = market
         training = last_days(origins, DAYS, DAYS_WITHIN_THE_HOUR)
         options, names = self.options, (*OWN, *MARKET_COLUMNS)
+        # Twelve months of the twenty-four: quantiles of 60 days were worse by .0016.
         shape = last_days(training, SHAPE_DAYS, SHAPE_DAYS)
         model = fit_ranges(
             training, names, options.calendar, options.horizon, options.input_clip, QUARTER, shape
@@ -205,6 +206,7 @@ def _scaling(model: RangeModel, training: TrainingOrigins) -> tuple[np.ndarray, 
         count, total, squares = count + len(rows), total + rows.sum(0), squares + (rows**2).sum(0)
     mean = total / count
     spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    # The sums' difference rounds: a constant column has a spread of about 1e-8, which must not become a factor.
     return mean, np.where(spread > 1e-6, 1 / np.maximum(spread, 1e-6), 1.0)
 
 
@@ -218,6 +220,7 @@ def _windows(
     needed = min(STEPS, -(-MAX_PASSES * sum(counts) // BATCH)) * BATCH
     passes = -(-needed // sum(counts))
     drawn = np.concatenate([random.permutation(sum(counts)) for _ in range(passes)])[:needed]
+    # `drawn` counts all origins through; the owner is the series in whose share a number lies.
     owner = np.searchsorted(np.cumsum(counts), drawn, side="right")
     first = np.cumsum([0, *counts])
     steps = np.arange(1, len(model.level) + 1)
@@ -263,6 +266,7 @@ def _learn(
         optimizer.zero_grad()
         added.backward(_gradient(added.detach(), base, targets, weight, table))
         optimizer.step()
+        # The mean over about 1 / .02 = 50 steps: the noise of the last batches cancels.
         averaged.lerp_(row.detach(), AVERAGING)
     return {name: view[0].double().numpy() for name, view in layout.views(averaged).items()}
 

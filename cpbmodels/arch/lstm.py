@@ -76,6 +76,7 @@ class Lstm(Architecture):
         )
         memory = self.project(states, w)
         uses = self.head.steps
+        # The weights are the same at every step, so their gradients are formed once, after the last step.
         maps = {
             name: DeferredLinear(w[f"{name}.weight"], w[f"{name}.bias"], uses)
             for name in ("query", "mix", "out")
@@ -90,6 +91,7 @@ class Lstm(Architecture):
                 x = last[-1][0]
             raw = self.output(x, memory, maps)
             raws.append(raw)
+            # After the last step nothing reads a candle any more.
             if step + 1 < self.head.steps:
                 read = self.next_input(raw, step, batch, forced)
         return torch.stack(raws, 2)

@@ -98,6 +98,7 @@ class Transformer(Architecture):
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         memory = self.memories(self.encode(batch, w, draws), w)
         if is_exactly(self.options.teacher_forcing, 0):
+            # The steps differ by their positions alone, so that all are forecast at once.
             reads = [batch.start] * self.head.steps
         elif batch.truth is not None and draws is not None:
             reads = [batch.start, *batch.truth[:, :, :-1].unbind(2)]
@@ -115,6 +116,7 @@ class Transformer(Architecture):
             q, k, v = self._split(linear(normalise(x), w, f"{name}.qkv"), B, 3)
             x = self._add(x, self._join(attend(q, k, v), K, B), w, f"{name}.mix", draws)
             x = self._feed(x, w, name, draws)
+        # Pre-norm blocks add to an x that no block has normalised, so the last one is followed by a norm.
         return normalise(x)
 
     def memories(self, encoded: Tensor, w: Weights) -> Cache:
@@ -151,6 +153,7 @@ class Transformer(Architecture):
                 name = f"decoder.{depth}"
                 q, k, v = self._split(linear(normalise(x), w, f"{name}.qkv"), B, 3)
                 cache[depth].append((k, v))
+                # No mask: the cache holds this step and those before, and nothing later.
                 past_k, past_v = (torch.cat(part, -2) for part in zip(*cache[depth], strict=True))
                 x = self._add(x, self._join(attend(q, past_k, past_v), K, B), w, f"{name}.mix", None)
                 x = self._cross(x, keys, values, w, name, None)

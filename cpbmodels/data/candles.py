@@ -101,6 +101,7 @@ def read_table(
     frame = without_tickers(frame, label)
     chosen = choose([name for name in frame.columns if name != ROW], label, columns)
     others = [name for name in names if may_be_volume(name)]
+    # Two columns may be volumes (base and quote): a wrong choice would be learnt from silently, so none is made.
     if "volume" not in chosen.numbers and others:
         notes.append(
             f"has no column that is certain to be its volume, of {', '.join(map(repr, others))}: "
@@ -184,6 +185,7 @@ def check_series(table: ReadTable, symbol: str | None, timeframe: str | None) ->
 
 def _is_pair_of(named: str, symbol: str) -> bool:
     """Whether two names mean one pair: `BTC/USDT` and `BTCUSDT`, or `BTC`, whose quote is left out."""
+    # The rest must be a currency: `BTC` is the pair `BTCUSDT`, and not `BTCDOMUSDT`.
     shorter, longer = sorted((clean_symbol(named), clean_symbol(symbol)), key=len)
     return longer == shorter or (longer.startswith(shorter) and longer.removeprefix(shorter) in CURRENCIES)
 
@@ -193,6 +195,7 @@ def check_candles(table: ReadTable, timeframe: str | None = None, partial: str =
     if partial not in ("refuse", "drop"):
         raise ModelError(f"partial {partial!r} is unknown: choose refuse or drop.")
     label, notes, frame = table.label, [*table.notes], table.frame
+    # By the majority of steps; the order itself is checked once it is known which way the table runs.
     if np.sign(np.diff(frame["open_time"].to_numpy())).sum() < 0:  # a single candle may be out of order
         frame = frame.reverse()
         notes.append("has its newest candle first and is read the other way round")
@@ -325,6 +328,7 @@ def _timeframe(table: ReadTable, timeframe: str | None) -> tuple[str, np.ndarray
     if timeframe is None:
         if not len(steps):
             raise ModelError(f"{label}: one candle has no known length: give a timeframe such as 1h.")
+        # The most frequent step, not the smallest: one candle out of place would else decide.
         values, counts = np.unique(steps, return_counts=True)
         usual = int(values[counts.argmax()])
         timeframe = next((name for name, s in INTERVAL_SECONDS.items() if s * 1_000_000 == usual), None)
@@ -338,6 +342,7 @@ def _timeframe(table: ReadTable, timeframe: str | None) -> tuple[str, np.ndarray
             f"{label}: timeframe {timeframe!r} is unknown: choose {', '.join(INTERVAL_SECONDS)}."
         )
     length = INTERVAL_SECONDS[timeframe] * 1_000_000
+    # 1970-01-01 was a Thursday, and weekly candles open on Mondays.
     off_grid = (times - (_FIRST_MONDAY if timeframe == "1w" else 0)) % length != 0
     binances = (times >= OFF_GRID[0]) & (times < OFF_GRID[1]) & (not off_grid.all())
     if (wrong := off_grid & ~binances).any():

@@ -95,6 +95,7 @@ def read_numbers(
 
     if wrong := first(pl.all_horizontal(pl.col(*marks).is_null())):
         raise NumbersError("no-number", wrong)
+    # Prices share a currency; a volume may count coins, and have a unit of its own.
     prices, volume = ([name for name in columns if (name == "volume") is last] for last in (False, True))
     for names in (prices, volume):
         one = first(pl.col("unit").is_not_null(), names)

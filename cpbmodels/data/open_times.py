@@ -52,6 +52,7 @@ def open_times(
     columns = {name: _counts(c) for name, c in columns.items()}
     if len(columns) > 1 and "open_time" not in columns:
         columns = {name: _datetimes(table, c) for name, c in columns.items()}
+    # A count or a time with a zone says which instant it is; a text without one is taken where nothing else is there.
     clear = [
         name for name, c in columns.items() if c.dtype.is_numeric() or getattr(c.dtype, "time_zone", None)
     ]
@@ -100,6 +101,7 @@ def _check_one_time(table: ReadTable, columns: dict[str, pl.Series], chosen: Cho
         if not column.null_count() and (column.dtype.is_numeric() or isinstance(column.dtype, pl.Datetime)):
             with suppress(ModelError):  # another unit than times: no time
                 read[name] = _instants(table, column, name)
+    # The day beside the hour repeats its times: the column that repeats least is meant.
     distinct = {name: len(np.unique(times)) for name, times in read.items()}
     read = {name: times for name, times in read.items() if distinct[name] == max(distinct.values())}
     for name, times in read.items():
@@ -163,6 +165,7 @@ def _days_of_digits(column: pl.Series) -> pl.Series:
 
 def _from_text(table: ReadTable, column: pl.Series, what: str) -> pl.Series:
     """Datetimes of texts: in UTC if each has a zone, without a zone if none has."""
+    # `fromisoformat` reads neither other separators of the day nor the names of UTC.
     texts = column.str.strip_chars().str.replace(r"^(\d{4})[./](\d\d)[./](\d\d)", "$1-$2-$3")
     texts = texts.str.replace(r"\s*(Z|UTC|GMT)$", "+00:00").str.replace(r"\s+([+-]\d\d:?\d*)$", "$1")
     times: list[datetime | None] = []
@@ -204,6 +207,7 @@ def _epoch(table: ReadTable, column: pl.Series, what: str) -> np.ndarray:
             "us or ns: give these."
         )
     whole = values.astype(np.int64)
+    # Nanoseconds from 10^17 on, microseconds from 10^14, milliseconds from 10^11, else seconds.
     fine = np.where(whole >= 10**17, whole // 1_000, whole)
     for limit, factor in ((10**14, 1_000), (10**11, 1_000_000)):
         exact = np.round(values * factor).astype(np.int64) if values.dtype.kind == "f" else whole * factor

@@ -69,6 +69,7 @@ def _prices(scores: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
     """
     log = np.log(quantiles)
     low, high = np.diff(log)[[0, -1]] / np.diff(SCORES)[[0, -1]]
+    # np.interp is flat beyond its ends; what is added there goes on with the slope of the outermost two levels.
     beyond = np.minimum(scores - SCORES[0], 0) * low + np.maximum(scores - SCORES[-1], 0) * high
     return np.exp(np.interp(scores, SCORES, log) + beyond)
 
@@ -94,6 +95,7 @@ def coin_factors(series: Sequence[Series], rows: Sequence[int]) -> np.ndarray:
         ],
         axis=1,
     )
+    # One set of rows for all pairs: correlations of different rows would make no valid matrix together.
     returns = returns[np.isfinite(returns).all(axis=1)]
     if len(returns) < MIN_RETURNS:
         raise ModelError(

@@ -89,6 +89,7 @@ class RangeModel:
         if self.quarter:
             log_scale += self.quarters[self.code(self.quarter, series, origins)]
         steps = np.sqrt(np.arange(1, len(self.level) + 1))
+        # A line extrapolates: columns far outside the training years must not give a band of any width.
         relative = np.exp(log_scale.clip(-MAX_LOG_SCALE, MAX_LOG_SCALE))
         return relative * series.volatility[origins][:, None] * steps
 
@@ -115,6 +116,7 @@ def fit_ranges(
     dense = 1 + len(names)
     hours = weights[dense : dense + HOURS_PER_WEEK] if calendar else np.zeros((HOURS_PER_WEEK, horizon))
     quarters = weights[-QUARTERS_PER_DAY:] if quarter else empty
+    # The rows of the solution stand in the design's order: 1, columns, hours, quarters.
     fitted = replace(blank, level=weights[0], slopes=weights[1:dense], hours=hours, quarters=quarters)
     return _with_quantiles(fitted, training if shape is None else _with_origins(shape), horizon)
 
@@ -122,6 +124,7 @@ def fit_ranges(
 def solve_ridge(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
     """w [D, H] of (X^T X + RIDGE_PENALTY I) w = X^T y; column 0 of X is the intercept, which is not shrunk."""
     penalty = RIDGE_PENALTY * np.eye(len(gram))
+    # Shrinking the level would make every scale too small or too large, not just less certain.
     penalty[0, 0] = 0
     return np.linalg.solve(gram + penalty, moment)
 
@@ -138,6 +141,7 @@ def future_range(series: Series, origins: np.ndarray, horizon: int) -> np.ndarra
 
     From one cumulative sum of the log-range, so a mean over any number of candles takes one subtraction.
     """
+    # total[i] sums the rows before i: the h candles after an origin t are total[t + 1 + h] - total[t + 1].
     total = np.concatenate([[0.0], np.cumsum(np.nan_to_num(series.columns(("log_range",))[:, 0]))])
     steps = np.arange(1, horizon + 1)
     mean = (total[origins[:, None] + 1 + steps] - total[origins + 1][:, None]) / steps
@@ -177,6 +181,7 @@ def _normal_equations(
                 )
                 gram[quarters, hours] += pairs.reshape(HOURS_PER_WEEK, QUARTERS_PER_DAY).T
     for _, part in parts:
+        # X^T X is symmetric; above, only its lower blocks were added up.
         gram[: part.start, part] = gram[part, : part.start].T
     return gram, moment
 

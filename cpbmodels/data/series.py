@@ -105,6 +105,7 @@ class Series:
                 f"{self.label}: the length of its candles is not known; make it with Series.from_frame, or give "
                 "from_ohlc a timeframe."
             )
+        # The median: a gap makes single distances longer, never the usual one.
         return int(np.median(np.diff(self.times))) // 1_000_000
 
     def still_until(self, row: int) -> int:
@@ -133,7 +134,9 @@ class Series:
         rows = np.arange(len(self))
         first, last = rows - context + 1, rows + horizon
         inside = (first >= 0) & (last < len(self))
+        # For the look-up alone: windows that leave the series are ruled out by `inside` already.
         first, last = np.maximum(first, 0), np.minimum(last, max(len(self) - 1, 0))
+        # Ids of segments never fall, so equal ids at both ends are one segment throughout.
         return inside & (holes[rows + 1] == holes[first]) & (self.segments[first] == self.segments[last])
 
     def origins(self, split: str, context: int, horizon: int, stride: int = 1) -> np.ndarray:
@@ -213,6 +216,7 @@ class Series:
             self.columns(("log_range",))[:, 0],
             self.columns((change,))[:, 0] if change in self.names else None,
         )
+        # Without other coins: neutral columns, and `no_market` = 1, by which a model knows that they are none.
         shared = np.hstack([np.zeros((len(self), len(MARKET_COLUMNS))), np.ones((len(self), 1))])
         if self.cross_section is not None:
             assert self.times is not None
@@ -396,6 +400,7 @@ def microseconds(time: datetime | str) -> int:
         raise ModelError(
             f"the time {time!r} has no time zone: give an aware datetime, or a text such as 2025-01-01."
         )
+    # Rounded, since a float of seconds does not hold every microsecond exactly.
     return round(moment.timestamp() * 1e6)
 
 
@@ -410,10 +415,12 @@ def contiguous_runs(times: np.ndarray | None, rows: int) -> np.ndarray:
 def split_rows(rows: int, validation: float, test: float, embargo: int | None) -> dict[str, tuple[int, int]]:
     """Row ranges train | embargo | validation | embargo | test of a single series; its defaults as in `from_frame`."""
     if embargo is None:
+        # A short series could not spare 178 rows twice; 40 still keep context and horizon of both sides apart.
         embargo = EMBARGO if rows >= 4000 else 40
     if not (0 <= test < 1 and 0 <= validation < 1 and test + validation < 1):
         raise ModelError("validation and test are shares of the rows: both in 0..1, together under 1.")
     test_rows, validation_rows = round(rows * test), round(rows * validation)
+    # From the end backwards: the newest rows are those that a live model would meet.
     test_start = rows - test_rows
     validation_end = test_start - (embargo if test_rows else 0)
     validation_start = max(validation_end - validation_rows, 0)

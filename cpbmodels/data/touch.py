@@ -43,6 +43,7 @@ def extremes(series: Series, origins: np.ndarray, horizon: int) -> np.ndarray:
     """Running extremes [2, N, H] after each origin: log(highest high / last close), log(last close / lowest low)."""
     rows = origins[:, None] + np.arange(1, horizon + 1)
     moves = np.log(series.prices[rows, 1:3] / series.prices[origins, 3][:, None, None])
+    # Running: the extreme of h steps contains that of every shorter horizon.
     return np.maximum.accumulate(np.stack([moves[..., 0], -moves[..., 1]]), axis=-1)
 
 
@@ -78,6 +79,8 @@ def reach(quantiles: np.ndarray, probability: float) -> np.ndarray:
 
 def _distances(quantiles: np.ndarray) -> np.ndarray:
     """The distances, in widths, of which `_LOG_CHANCES` are the chances."""
+    # From the 90 to the 99 % level the chance beyond falls to a tenth: the tail goes on at that rate, as a power
+    # law's.
     growth = min(max(quantiles[98] / max(quantiles[89], TINY), 1), MAX_GROWTH)
     return np.concatenate([[0.0], quantiles, quantiles[98] * growth**_TAIL])
 
@@ -136,6 +139,7 @@ class Touch:
                 "chance between 0 and 1."
             )
         distance = reach(self.table[SIDES.index(side)], float(chance))
+        # A later stop is never nearer: what was reached within fewer steps was reached.
         move = np.maximum.accumulate(distance * self.width, axis=-1)
         if not (move <= MAX_STOP).all():
             raise ModelError(

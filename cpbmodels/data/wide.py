@@ -60,6 +60,7 @@ class _Windows:
         """Mean over the `count` candles that end `back` candles before each row; NaN where the segment is younger."""
         rows = np.arange(len(self.age))
         complete = self.age >= count + back
+        # total[i] sums the rows before i, so a window that ends with row i is total[i + 1] - total[i + 1 - count].
         last = rows[complete] + 1 - back
         out = np.full(len(rows), np.nan)
         out[complete] = (self.total[last] - self.total[last - count]) / count
@@ -84,6 +85,7 @@ def own_columns(
     week = ranges.mean(WEEK)
     columns = [logarithm(ranges.mean(n) / volatility) for n in RANGES]
     columns += [logarithm(ranges.mean(n) / volatility) - logarithm(week / volatility) for n in LONG]
+    # no_long: 0 alone could not be told from a range that is as usual.
     columns.append(~np.isfinite(columns[-1]))
     columns += [returns(prices, volatility, segments, n) for n in RETURNS]
     # The same clock time on the seven days before, and on the same weekday of the four weeks before.

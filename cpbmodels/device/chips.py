@@ -31,6 +31,7 @@ def chips() -> tuple[Chip, ...]:
     except ImportError:
         return ()
     with contextlib.suppress(nvml.NVMLError):  # no driver, or one that does not answer
+        # By NVML, which answers where CUDA does not start: then this is needed most.
         nvml.nvmlInit()
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)

@@ -109,6 +109,7 @@ class Monitor:
     ) -> None:
         self._stop.set()
         if self._thread is not None:
+            # Without the join a sample could still be added while a summary counts them.
             self._thread.join()
         if kind is None and self.warning and not self.quiet:
             warnings.warn(self.warning, stacklevel=2)
@@ -155,7 +156,7 @@ class Monitor:
             )
             return figures | dict.fromkeys(names, 0.0)
         figures |= self._peaks()
-        states = list(self._states)
+        states = list(self._states)  # a copy: the thread may still add to the list
         powers = [state.power_w for state in states if state.power_w is not None]
         if states:
             figures["gpu_util_mean"] = sum(state.utilisation for state in states) / len(states)

@@ -20,6 +20,7 @@ def gpu_kernels(step: Callable[[], object], device: torch.device) -> dict[str, f
         torch.cuda.synchronize(device)
     times: Counter[str] = Counter()
     for event in trace.events():
+        # Memcpy and Memset are no work of the GPU's cores.
         if event.device_type == DeviceType.CUDA and not event.name.startswith("Mem"):
             times[event.name] += event.time_range.elapsed_us()
     return dict(times.most_common())
@@ -45,6 +46,7 @@ class OperatorLog(DispatchMode):
         """torch's hook: run the operator and look at what it gave."""
         result = func(*args, **(kwargs or {}))
         for item in result if isinstance(result, (tuple, list)) else (result,):
+            # By what it gave, not by its arguments: an operator that has left the GPU gives a CPU tensor.
             if isinstance(item, torch.Tensor) and item.device.type == "cpu" and item.numel() > 1:
                 self.on_cpu[str(func)] = None
         return result

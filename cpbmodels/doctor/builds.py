@@ -49,6 +49,7 @@ class Build:
     def version(self, installed: str) -> str:
         """The version of torch to install: the installed version where it has such a build, else the newest."""
         plain = installed.partition("+")[0]
+        # A nightly is in no index of releases: the newest release takes its place.
         is_release = re.fullmatch(r"\d+\.\d+\.\d+", plain) is not None
         within = is_release and _numbers(self.oldest) <= _numbers(plain) <= _numbers(self.newest)
         return plain if within else self.newest
@@ -113,6 +114,7 @@ def oldest_driver(capability: Capability | None = None) -> str | None:
 def _with_code(capability: Capability | None) -> list[Build]:
     """The builds for this machine's processor that have code for a chip."""
     machine = platform.machine()
+    # Builds for x86_64 and aarch64 have code for different chips.
     of_machine = [(build, build.targets[machine]) for build in BUILDS if machine in build.targets]
     return [build for build, targets in of_machine if capability is None or supports(targets, capability)]
 
@@ -125,6 +127,7 @@ def install_command(build: Build, installed: str) -> str:
     """
     version = f"{build.version(installed)}+{build.tag}"
     install = pip("install", f"torch=={version}", "--index-url", f"{INDEX}/{build.tag}")
+    # conda's record alone: torch may be pip's within a conda environment, which pip replaces.
     records = Path(sys.prefix, "conda-meta")
     if not any(records.glob("pytorch-*.json")):
         return install

@@ -81,6 +81,7 @@ def software_findings(evidence: GpuEvidence) -> tuple[list[Problem], list[str]]:
     if not evidence.signs:
         return [], ["no GPU on this machine: everything runs on the CPU"]
     what, hidden = f"this machine has a GPU ({evidence.signs[0]}) but", os.environ.get("CUDA_VISIBLE_DEVICES")
+    # Asked before the driver: a GPU that is hidden on purpose is no problem.
     if hidden is not None and hidden.strip() in ("", "-1"):
         return [], [f"{what} CUDA_VISIBLE_DEVICES={hidden!r} hides it; unset it to use the GPU"]
     if evidence.driver is None:

@@ -120,6 +120,7 @@ def time_on_cores(
     """
     job = json.dumps({"members": members, "steps": {name: o.as_dict() for name, o in wanted.items()}})
     code = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    # One thread each, or the processes would share the cores that they are to have alone.
     alone = {"PYTHONPATH": code, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
@@ -134,6 +135,7 @@ def time_on_cores(
     try:
         answers = [_answer(process, wanted) for process in processes]
     finally:
+        # Whatever happened: a process that was left would slow down all that follows.
         for process in processes:
             process.kill()
             process.wait()
@@ -174,6 +176,7 @@ def training_seconds(
     ordered, members = sorted(spans), row["members"]
     fleets = [ordered[start : start + members] for start in range(0, len(ordered), members)]
     busy = [0.0] * lanes
+    # Longest first, each on the lane that is free first: a long one at the end would leave the others idle.
     for epoch in sorted((_epoch_seconds(options, row, fleet) for fleet in fleets), reverse=True):
         busy[busy.index(min(busy))] += options.epochs * epoch
     return max(busy)

@@ -35,6 +35,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"recommended profile: {diagnosis.profile}"
     for note in diagnosis.notes:
         yield _wrapped(f"note: {note}")
+    # Last, so that they stand above the prompt.
     for problem in diagnosis.problems:
         yield _wrapped(f"PROBLEM: {problem.what}")
         yield _wrapped(f"  remedy: {problem.remedy}{':' if problem.command else ''}")

@@ -107,6 +107,7 @@ def _cost(parts: Sequence[Member]) -> dict[str, Any]:
         report for report in reports if report.get("stopped") != "closed_form" and "windows_per_s" in report
     ]
     if seconds := sum(report["train_seconds"] for report in stepped):
+        # By time, not by part: the mean of rates would count a short part as much as a long one.
         windows = sum(report["windows_per_s"] * report["train_seconds"] for report in stepped)
         cost["windows_per_s"] = windows / seconds
     return cost

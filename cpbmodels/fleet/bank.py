@@ -55,6 +55,7 @@ class Bank:
             starts[key], end = end, end + len(candles)
             columns = np.nan_to_num(candles.columns(names), posinf=0.0, neginf=0.0)
             rows[starts[key] : end] = torch.from_numpy(columns).to(dtype)
+            # An unknown volatility, of warm-up rows alone, makes a factor of 0 instead of NaN.
             sigma = np.where(np.isfinite(candles.volatility), candles.volatility, np.inf)
             inverse_sigma[starts[key] : end] = torch.from_numpy(1 / sigma).to(dtype)
         return cls(rows, inverse_sigma, tuple(starts[key] for key in arrays))
@@ -83,6 +84,7 @@ def fit_scaling(columns: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray
             values = columns[:, index]
             spread = float(values.std()) if len(values) else 0.0
             mean[index] = values.mean() if len(values) else 0.0
+            # A constant column has no scale: 1 / spread would blow up its rounding.
             inverse[index] = 1 / spread if spread > 1e-9 else 1.0
     return mean, inverse
 
@@ -189,6 +191,7 @@ def split_origins(series: Series, options: Preset) -> tuple[np.ndarray, np.ndarr
     first, end = series.spans.get("train", (0, 0))
     if options.max_train_rows:
         first = max(first, end - options.max_train_rows)
+        # By a window's first candle: nothing older than the last `max_train_rows` rows is looked at.
         train = train[train - options.context + 1 >= first]
     validation = series.origins("validation", options.context, options.horizon, options.stride)
     return train, validation[validation - options.context + 1 >= end]
@@ -214,6 +217,7 @@ def epoch_order(task: Task, epoch: int, steps: int, batch: int) -> np.ndarray:
         first, count = epoch * n, n
     passes = []
     for number in range(first // n, -(-(first + count) // n)):
+        # From 1 on: the key (seed, 0) draws the initial weights (`Layout.initial`).
         key = np.array([task.seed & (2**64 - 1), number + 1], dtype=np.uint64)
         passes.append(np.random.Generator(np.random.Philox(key=key)).permutation(n))
     inside = first % n

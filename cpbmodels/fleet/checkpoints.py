@@ -49,6 +49,7 @@ class Checkpoints:
             if not self.pending.done() or started < self.next_due:
                 return
             self.pending.result()  # raises the writer's error, such as a full disk
+        # Copied at once: the next step changes these tensors in place while the thread writes.
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self.pending = self.pool.submit(self._write, epoch, copies, json.dumps(state))
         ended = time.monotonic()
@@ -60,6 +61,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         content = to_bytes(tensors, {"state": state})
         write_whole(self.folder / f"epoch-{epoch:06d}-{zlib.crc32(content):08x}.safetensors", content)
+        # After the new file is whole: at no moment is there less than what was there before.
         for old in self.files()[:-MAX_FILES]:
             old.unlink(missing_ok=True)
 

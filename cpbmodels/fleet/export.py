@@ -26,6 +26,7 @@ from cpbmodels.fleet.net import Net, windows_in_flight
 def export(loop: Loop) -> list[Member]:
     """Members from the best rows, in the order of the tasks."""
     job, fleet, monitor = loop.job, loop.fleet, loop.monitor
+    # Back into the callers' order: the loop has moved members that stopped to the back.
     fleet.reorder(torch.tensor([loop.order.index(k) for k in range(len(loop.tasks))]).to(job.device))
     loop.order, loop.validation = list(range(len(loop.tasks))), None
     net = fleet.net_of(len(loop.tasks))
@@ -68,6 +69,7 @@ def export(loop: Loop) -> list[Member]:
         members.append(
             Member(
                 config=_config(job, task, loop.own_options[k]),
+                # Clones: a view would keep the matrix of the whole fleet in memory for as long as one member lives.
                 rows=fleet.best[rows].cpu().clone(),
                 mean=fleet.scaling.mean[rows].cpu().clone(),
                 inverse=fleet.scaling.inverse[rows].cpu().clone(),
@@ -117,6 +119,7 @@ def _validate(net: Net, loop: Loop) -> tuple[Tensor, Tensor, Tensor]:
         window = net.gather(loop.bank, part, loop.fleet.scaling, future=True)
         raws.append(net.raw(window, weights, None).cpu())
         assert window.truth is not None
+        # Part by part to the host, where all windows fit; on a GPU they might not.
         truths.append(window.truth.cpu())
     return torch.cat(raws, 1), torch.cat(truths, 1), weight.cpu()
 

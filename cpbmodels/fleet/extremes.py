@@ -28,6 +28,7 @@ def with_touch(member: Member, learned: Sequence[Series], device: str) -> Member
     reached, most = [], MAX_TOUCH_ORIGINS[len(learned) == 1]
     for series in learned:
         spans = [series.origins(split, member.context, member.horizon) for split in ("train", "validation")]
+        # So many of each coin, so that a long history does not outweigh a short one.
         origins = evenly_spread(np.concatenate(spans), max(most // len(learned), 1))
         (forecast,) = predict_each([member], [series], [origins], device)
         if isinstance(forecast, Prediction) and forecast.quantiles.size:

@@ -33,6 +33,7 @@ class QuantilePaths(Mapping[Any, np.ndarray]):
         if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
             return self.array[:, int(key)]
         level = float(key[1:]) / 100 if isinstance(key, str) else float(key)
+        # Close is enough: a level computed as 0.1 + 0.2 is not the float 0.3.
         columns = np.flatnonzero(np.isclose(QUANTILES, level))
         if not len(columns):
             raise KeyError(f"no quantile {key!r}: the levels are 0.05, 0.10 .. 0.95")
@@ -137,6 +138,7 @@ def forecast_all(members: Sequence[Model], series: Sequence[Series]) -> list[For
     newest = [np.array([s.newest_origin(m.context)]) for m, s in zip(members, recent, strict=True)]
     forecasts = []
     for prediction, cut, candles in zip(predict(members, recent, newest), recent, series, strict=True):
+        # Rows of the cut, as rows of the whole series, which the forecast shows.
         row = int(prediction.origins[0]) + len(candles) - len(cut)
         last = float(candles.prices[row, 3])
         chances = prediction.probabilities[0] if prediction.probabilities is not None else None
@@ -182,6 +184,7 @@ def predict_rows(
     """
     origins = np.flatnonzero(series.usable(member.context)).astype(np.int64)
     if since is not None:
+        # `since` is a close, and rows are known by the time at which they open.
         first = microseconds(since) - series.step_seconds * 1_000_000
         assert series.times is not None or series.end_of(0)  # which raises
         origins = origins[series.times[origins] >= first]  # type: ignore[index]
@@ -211,5 +214,6 @@ def _recent(series: Series, member: Model) -> Series:
     reach = (
         LOOKBACK_DAYS * 86_400 // series.step_seconds if {*member.config["features"]} & {*WIDE_COLUMNS} else 0
     )
+    # 256 rows to spare, should the newest origin lie before a gap; if it lies still further back, the whole series.
     cut = series.tail(member.context + 256 + max(reach, reach and LONG[-1]))
     return cut if cut.usable(member.context).any() else series

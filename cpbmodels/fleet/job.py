@@ -67,5 +67,6 @@ class FleetJob:
         scaling = Scaling(*(torch.as_tensor(scale).to(self.device, self.dtype) for scale in scales))
         seeds = torch.tensor([task.seed for task in self.tasks], device=self.device)
         differ = differing([task.options for task in self.tasks], self.device)
+        # Drawn in float64 and rounded last, so that both types of weights start from the same numbers.
         flat = torch.stack([torch.as_tensor(net.layout.initial(task.seed)) for task in self.tasks])
         return Fleet(net, flat.to(self.device, self.dtype), seeds, scaling, self.compute, differ)

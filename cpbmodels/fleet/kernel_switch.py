@@ -32,6 +32,7 @@ def off_reason(
 
     wanted: False or the reason why not. Whether they compute right on this device, `kernel_check.kernels_off` says.
     """
+    # Of one micro-batch: this is what a launch sees.
     windows = options.batch_size // options.accumulate
     if wanted is not True:
         return wanted or "kernels=false"

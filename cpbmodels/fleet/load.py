@@ -90,6 +90,7 @@ def member_of(config: Mapping[str, Any], weights: bytes, folder: str | Path) -> 
     if touch is not None and (fault := touch_fault(touch.numpy(), options.horizon)):
         raise damaged(folder, f"{KEY} {fault}")
     for place, part in enumerate(configs):
+        # Only an average's tensors have the place of their part before the name (`Member.tensors`).
         prefix = f"{place}." if len(configs) > 1 else ""
         names = [name for name in tensors if name.startswith(prefix)]
         parts.append(_member(part, {name.removeprefix(prefix): tensors.pop(name) for name in names}, folder))
@@ -132,6 +133,7 @@ def _member(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) ->
         if fault := tensor_fault(name, tensor.numpy()):
             raise damaged(folder, f"{name} {fault}")
     history, report = config.pop("history", []), config.pop("report", {})
+    # The file has the weights by name, without the layout's gaps, which are zeros here as they were in training.
     rows = tensors["head.table"].new_zeros(count, net.layout.size)
     for name, view in net.layout.views(rows).items():
         view.copy_(tensors[f"weights.{name}"])

@@ -32,17 +32,20 @@ class MemberProgress:
     def record(self, epoch: int, train: float, val: float, lr: float, options: Preset) -> bool:
         """Add an epoch's losses; True if it is the best so far. Sets `stopped` if the member must stop."""
         self.history.append({"epoch": epoch + 1, "train_loss": train, "val_loss": val, "lr": lr})
+        # Before the comparison: NaN is smaller than nothing, and would pass for an epoch without improvement.
         if not (np.isfinite(train) and np.isfinite(val)):
             self.stopped = "nan"
             kept = f"the snapshot of epoch {self.best_epoch}" if self.best_epoch else "its initial weights"
             self.reason = f"the loss was not finite in epoch {epoch + 1}; the member keeps {kept}"
             return False
+        # Strictly: of two equal losses the earlier epoch, which was trained less, stays.
         better = val < self.best
         self.best, self.best_epoch, self.waited = (
             (val, epoch + 1, 0) if better else (self.best, self.best_epoch, self.waited + 1)
         )
         if self.waited >= options.patience:
             self.stopped, self.reason = "early_stop", f"no better validation loss for {self.waited} epochs"
+        # A member's own epochs: those of its neighbours may go on.
         elif epoch + 1 >= options.epochs:
             self.stopped, self.reason = "max_epochs", f"all {options.epochs} epochs done"
         return better

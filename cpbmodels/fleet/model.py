@@ -66,6 +66,7 @@ class Model:
         """
         names = ("architecture", "dtype", *(name for name in OPTIONS if name not in PER_MEMBER))
         forced = bool(self.config.get("teacher_forcing"))
+        # Rows count as well: `predict` takes the mean over as many rows of each model.
         return json.dumps([len(self.rows), forced, *(self.config.get(name) for name in names)], default=list)
 
     def net(self, device: torch.device | None = None) -> Net:

@@ -79,6 +79,7 @@ def fleet_step(
         raise ModelError(
             f"{rows} rows give less than one batch of {options.batch_size} windows: use more rows."
         )
+    # Not shuffled: what is timed or compared must be the same work every time.
     origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks])).to(device)
     weight = torch.ones(origins.shape, device=device, dtype=dtype)
     runner = StepRunner(fleet, bank, Graphs(device) if device.type == "cuda" and options.cuda_graph else None)

@@ -79,6 +79,7 @@ def _checked(forecast: Prediction, member: Model, series: Series) -> Prediction 
         if part is not None and not ((size := np.abs(part)) <= SURE_MOVE).all():
             steps = np.sqrt(np.arange(1, part.shape[1] + 1))
             units = np.nan_to_num(series.volatility[forecast.origins])[:, None] * steps
+            # Only now, since nearly every forecast passes the cheap test above.
             most = np.clip(MAX_UNITS * units, SURE_MOVE, MAX_MOVE).reshape(
                 *units.shape, *[1] * (part.ndim - 2)
             )
@@ -109,6 +110,7 @@ def _predict(
     """`predict` for models that are not averages."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, member in enumerate(members):
+        # One net for all of a key: a launch per operator, however many members it serves.
         groups[member.stacking_key].append(index)
     chunks = []
     for indices in groups.values():
@@ -117,6 +119,7 @@ def _predict(
         size = max(most, 1)
         chunks += [indices[first : first + size] for first in range(0, len(indices), size)]
     cores, on_cpu = torch.get_num_threads(), device.type == "cpu"
+    # Either a thread a chunk or torch's threads within one: both at once would contend for the cores.
     side_by_side = on_cpu and len(chunks) > 1 and cores > 1
     few = on_cpu and sum(map(len, origins)) <= MAX_ONE_THREAD_WINDOWS
 
@@ -136,6 +139,7 @@ def _predict(
         torch.set_num_threads(cores)
     places = [index for indices in chunks for index in indices]
     forecasts = [forecast for chunk in made for forecast in chunk]
+    # Chunks were cut by key, the caller's order is by index.
     return [forecast for _, forecast in sorted(zip(places, forecasts, strict=True), key=lambda pair: pair[0])]
 
 
@@ -149,6 +153,7 @@ def _predict_group(
         _check_origins(candles, places, first.context)
     net = first.net(device)
     options = differing([member.options for member in members for _ in range(E)], device)
+    # Options that a step reads, such as the clip of inputs, may differ by member: they are tensors [K x E] then.
     net = net.with_rows(options) if options else net
     bank = Bank.build(series, first.options, device, first.dtype)
     # int64 [K, longest >= 1], filled up with a valid origin whose forecasts are cut off again
@@ -165,6 +170,7 @@ def _predict_group(
     for start in range(0, longest, batch):
         now = slice(start, start + batch)
         parts = _run(net, stacks, bank, index[:, now], sigma[:, now])
+        # Only the first batch shows how many outputs there are: a classifier has one more.
         whole = whole or [np.empty((len(members), longest, *part.shape[2:])) for part in parts]
         for array, part in zip(whole, parts, strict=True):
             array[:, now] = part
@@ -187,6 +193,7 @@ def _run(net: Net, stacks: list[Tensor], bank: Bank, index: Tensor, sigma: np.nd
     arrays = [output.double().cpu().numpy() for output in outputs]
     arrays = [a.reshape(len(sigma), len(a) // len(sigma), *a.shape[1:]).mean(1) for a in arrays]
     unit = sigma[:, :, None, None] * np.sqrt(np.arange(1, arrays[0].shape[2] + 1))[:, None]
+    # Quantiles and candle are in volatilities x sqrt(step); probabilities have no unit.
     return [array * unit if k < 2 else array for k, array in enumerate(arrays)]
 
 

@@ -21,6 +21,7 @@ def step_rates(options: Preset, epoch: int, steps: int) -> np.ndarray:
     training would differ by 3e-8 of the rate between them, in float64 too.
     """
     rates = np.full(steps, learning_rate(options, epoch))
+    # Within the first epoch alone: over several it would depend on how many steps a member's epochs have.
     if epoch == 0 and options.warmup_steps:
         rates *= np.minimum(1.0, np.arange(1, steps + 1) / options.warmup_steps)
     return rates.astype(np.float32).astype(np.float64)

@@ -148,6 +148,7 @@ def _fleet_jobs(members: Sequence[MemberPlan], options: Sequence[Preset], **comm
     for group in groups.values():
         shared = options[next(iter(group))]
         columns = bank_columns(shared)
+        # Fleets that differ in other options share one copy of the candles on the device.
         if columns not in banks:
             banks[columns] = Bank.build(series, shared, device, dtype)
         tasks = plan_tasks(banks[columns], series, group, options)
@@ -165,6 +166,7 @@ def ineligible_reason(
     """
     options = presets.preset(preset, architecture, **overrides)
     try:
+        # Windows are counted and nothing is computed: any device and type will do.
         bank = Bank.build([series], options, torch.device("cpu"), torch.float32)
         make_task(bank, [series], MemberPlan((0,), 0, ""), options)
     except ModelError as reason:
@@ -212,6 +214,7 @@ def _train_jobs(jobs: Sequence[FleetJob]) -> list[Member]:
     """
     cores, first = torch.get_num_threads(), jobs[0]
     total = sum(len(job.tasks) for job in jobs)
+    # A GPU gets one fleet at a time: side by side they would take turns on it.
     workers = min(first.options.workers or cores, total) if first.device.type == "cpu" else 1
     width = find(first.architecture).spec.threads_from_width
 
@@ -223,6 +226,7 @@ def _train_jobs(jobs: Sequence[FleetJob]) -> list[Member]:
 
     parts = []
     for job in jobs:
+        # Evenly, for the longest part decides when the call ends; no member's result depends on the cut.
         size = -(-len(job.tasks) // workers)
         cuts = range(0, len(job.tasks), size)
         parts += [replace(job, tasks=job.tasks[start : start + size]) for start in cuts]
@@ -249,8 +253,10 @@ def _side_by_side(
                 pass
         finally:
             if not all(future.done() and not future.exception() for future in futures):
+                # One event for all jobs of a call: each of them looks at it before its next step.
                 jobs[0].stop.set()
     failed = [error for future in futures if (error := future.exception()) is not None]
+    # The cause first, not the fleets that were stopped because of it.
     for error in sorted(failed, key=lambda error: isinstance(error, Stopped)):
         raise error
     return [future.result() for future in futures]
@@ -327,6 +333,7 @@ def _train_fleet_job(job: FleetJob) -> list[Member]:
                 loop.run(None)
                 return export(loop)
             store = Checkpoints(job.checkpoint / f"fleet-{job.tasks[0].index:04d}")
+            # Before the first epoch: a checkpoint of an earlier training would be newer by its number.
             if not (job.resume and loop.resume(store)):
                 store.clear()
             try:

@@ -267,9 +267,11 @@ def _lstm_step_back(
     # dL/dc' [BM, BU]; the four gradients behind it are those of `decoder.lstm_gates_backward`.
     d = tl.load(carried) + d_h * o * (1 - tanh_c * tanh_c)
     out = d_gates + k * s_d + rows[:, None] * (4 * H) + u[None, :]
+    # The cell state of the step before; `new_c` above is that of this step.
     before = tl.load(c + k * s_c + at)
     _put3(out, H, d * g * i * (1 - i), d * before * f * (1 - f), d * i * (1 - g * g))
     tl.store(out + 3 * H, (d_h * tanh_c * o * (1 - o)).to(d_gates.dtype.element_ty))
+    # In place, in float32: over many steps a rounded carry would lose what early steps contribute.
     tl.store(carried, d * f)
 
 
@@ -412,6 +414,7 @@ def _gru_step_back(
     # Both rows of 3H differ in the new gate alone, whose hidden part was multiplied by r.
     _put3(d_in + k * s_di + rows[:, None] * (3 * H) + u[None, :], H, d_r, d_z, d_n)
     _put3(d_hid + k * s_dh + rows[:, None] * (3 * H) + u[None, :], H, d_r, d_z, d_g)
+    # What bypasses the gates; the path through them is `g_next` of the step before.
     tl.store(carried, d_h * z)
 
 

@@ -67,9 +67,11 @@ class _Decoder:
         self.T = self.keys.shape[1] // self.B
         K, S, B, H, new = self.K, steps, self.B, self.H, batch.start.new_empty
         self.xs = new(K, S + 1, B + B % 2, OUTPUTS)[:, :, :B]  # every step at a multiple of 16 bytes
+        # xs[:, s + 1] is written by the attention of step s: what is fed back, or the truth.
         self.xs[:, 0] = batch.start
         self.hs = [new(K, S + 1, B, H) for _ in range(layers)]
         self.acts = [new(K, S, B, 4 * H) for _ in range(layers)]
+        # Without dropout a layer reads the states below as they are: no copy.
         apart = draw.factors is not None
         self.inputs = [new(K, S, B, H) if apart else states[:, 1:] for states in self.hs[:-1]]
         self.kept = new(K, S, B, H)
@@ -169,6 +171,7 @@ class _Decoder:
         """Gradients of w_out and b_out over all steps."""
         top = self.hs[-1][:, 1:]
         grad = d_raw.transpose(1, 2).to(top.dtype)  # [K, S, B, 4]
+        # [h, attended] w_out^T as two products: the two halves lie in different buffers.
         weights = [_over_steps(part, grad) for part in (top, self.kept)]  # [K, H, 4] each
         return torch.cat(weights, 1).transpose(1, 2), row_sums(d_raw).to(top.dtype)
 
@@ -216,6 +219,7 @@ class _GruSteps(torch.autograd.Function):
         d_raw = torch.empty_like(grad)
         d_in, d_hid = ([decoder.xs.new_empty(K, S, B, 3 * H) for _ in decoder.hs] for _ in range(2))
         carry = [decoder.raw.new_zeros(K, B, H) for _ in decoder.hs]
+        # After the last step there is no later gate: its gradients are zeros, so that one kernel serves all steps.
         zero, d_h = decoder.xs.new_zeros(K, B, 3 * H), decoder.xs.new_empty(K, B, H)
         for s in range(S - 1, -1, -1):
             last = s + 1 == S
