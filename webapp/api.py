@@ -15,7 +15,7 @@ from schemas.coins import symbol_of
 from schemas.errors import MemberError, UsageError
 from schemas.forecasting import parse_prices
 from schemas.identity import OWN, SIM, Market, SeriesId
-from tasks.figures.page import THEMES, themed
+from tasks.figures.themes import THEMES, themed
 from webapp import all_series, answers, figures, one_series, runs, stored
 from webapp.cache import cached_routes
 from webapp.changes import change_tokens

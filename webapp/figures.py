@@ -10,7 +10,7 @@ from schemas.errors import CpbError, UsageError, counted
 from schemas.identity import Market, SeriesId, market_home
 from tasks.figures.board import board_figure, coins_figure, compare_figure, losses_figure, model_names
 from tasks.figures.forecast import forecast_figure
-from tasks.figures.judged import coverage_figure, decisions_figure, record_figure
+from tasks.figures.over_time import coverage_figure, decisions_figure, record_figure
 from tasks.forecasting import months
 from tasks.forecasting.daily_sums import DAYS_SCHEMA, read_sums, record_by_day
 from tasks.judging.pool import compare_pair

@@ -2,5 +2,5 @@
 
 `backtest`: from features to results. `folds`: the series in each test period. `methods`: baselines and trained fleets.
 `rolling`: the processes that judge them. `results`: scores and comparisons; `report`, `rows`: as files. `audit`:
-detects look-ahead.
+the check for look-ahead, by `lookahead` and `shuffled`.
 """

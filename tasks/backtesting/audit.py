@@ -1,40 +1,37 @@
-"""Look-ahead detection: compute on data cut at random times and compare with the computation on all data.
-
-A causal value does not change when later candles are removed. Every column that changes is reported. The second method
-is training on shuffled inputs (`with_shuffled_features`, `with_shuffled_candles`): a model without information that
-still beats the reference must have information from the future.
-
-`audit` applies both to a backtest.
-"""
+"""The look-ahead check of a backtest: what is recomputed without the future, and what is trained on shuffled inputs."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import polars as pl
-import torch
 
 import cpbmodels
-from cpbmodels.data import HORIZON, RETURNS
-from cpbmodels.data.columns import candle_columns, feature_frame
+from cpbmodels.data import RETURNS
+from cpbmodels.data.columns import feature_frame
 from cpbmodels.data.series import Series
-from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.data.wide import WIDE_COLUMNS
-from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
-from cpbmodels.fleet.extremes import with_touch
 from schemas.backtesting import BacktestSpec
 from schemas.errors import counted
 from schemas.failure import Failure
 from schemas.fleets import FleetSpec, base_of
-from schemas.handover import SplitBounds
-from schemas.identity import SeriesId
 from tasks.backtesting.folds import FoldSeries, plan_folds
+from tasks.backtesting.lookahead import (
+    FORECAST_TOLERANCE,
+    baseline,
+    chain,
+    check_lookahead,
+    first_cut,
+    model,
+    stale_columns,
+    stops,
+    training_inputs,
+)
 from tasks.backtesting.methods import BASELINES
-from tasks.judging.baselines import Fit, ewma_walk, reference
+from tasks.backtesting.shuffled import LEAK, trial_finding, with_shuffled_candles, with_shuffled_features
+from tasks.judging.baselines import ewma_walk, reference
 from tasks.judging.member import judge_member
-from tasks.judging.scores import Array, Rows
 from tasks.market.klines import read_klines
 from tasks.running.progress import report_progress
 from tasks.signals.feature_files import series_of
@@ -42,172 +39,6 @@ from tasks.training.plan import fleet_names
 from tasks.training.shard_training import train_members
 
 log = logging.getLogger("cpb")
-
-LEAK = "LOOK-AHEAD"
-"""Marks a finding of look-ahead in messages."""
-
-MIN_RATIO_WITHOUT_SKILL = 0.99
-"""A model trained on shuffled inputs with a lower CRPS ratio must have information from elsewhere."""
-
-MIN_FORECASTS = 1000
-"""With fewer forecasts the ratio may be lower by chance, so the difference must also be significant."""
-
-FORECAST_TOLERANCE = 1e-4
-"""Relative tolerance: models forecast in float32, and the order of their sums depends on the length of the data."""
-
-Computation = Callable[[pl.DataFrame], Mapping[str, Array]]
-"""Klines -> named arrays with a row per candle (and any further axes)."""
-
-Reading = Callable[[Series], Array]
-"""Series -> an array with a row per candle."""
-
-
-def check_lookahead(
-    compute: Computation, klines: pl.DataFrame, first: int, cuts: int = 5, tolerance: float = 1e-7
-) -> dict[str, str]:
-    """Return, for each array of `compute` that changes with the future, a sentence; empty if it is causal.
-
-    Args:
-        compute: the computation to check.
-        klines: klines that meet the contract.
-        first: earliest row before which the klines are cut.
-        cuts: number of random cuts.
-        tolerance: relative; only the order of summation may differ between the computations.
-    """
-    whole = compute(klines)
-    leaks: dict[str, str] = {}
-    for cut in np.unique(np.random.default_rng(0).integers(first, klines.height, cuts)).tolist():
-        for name, values in compute(klines.head(cut)).items():
-            without, with_future = values.reshape(cut, -1), whole[name][:cut].reshape(cut, -1)
-            # Sums over many rows differ in their last bits; values near zero are compared on the scale of the column.
-            scale = np.nanmax(np.abs(without), initial=0.0)
-            same = np.isclose(with_future, without, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
-            if not same.all():
-                row, column = np.argwhere(~same)[-1]
-                leaks.setdefault(
-                    name,
-                    f"{name}: row {row} is {with_future[row, column]:.6g} with the future and "
-                    f"{without[row, column]:.6g} without it (data cut before row {cut})",
-                )
-    return leaks
-
-
-def chain(series: SeriesId, bounds: SplitBounds, readings: Mapping[str, Reading]) -> Computation:
-    """Return the computation of a series' columns and window list, and of further readings of it."""
-
-    def compute(klines: pl.DataFrame) -> dict[str, Array]:
-        frame = feature_frame(klines, bounds.timeframe)
-        columns = {n: frame[n].to_numpy().astype(np.float64) for n in frame.columns if n != "open_time"}
-        cut = series_of(frame, series, bounds)
-        columns["window list"] = cut.usable(30).astype(float)
-        return columns | {name: read(cut) for name, read in readings.items()}
-
-    return compute
-
-
-def forecasts(forecast: Callable[[Series, Rows], Array]) -> Reading:
-    """Return the reading of values [N, H, …] from every usable row of the test span; NaN at other rows."""
-
-    def read(series: Series) -> Array:
-        rows = np.flatnonzero(series.usable(30))
-        rows = rows[rows >= series.spans["test"][0]]
-        quantiles = forecast(series, rows)
-        values = np.full((len(series), *quantiles.shape[1:]), np.nan)
-        values[rows] = quantiles
-        return values
-
-    return read
-
-
-def baseline(fit: Fit) -> Reading:
-    """Return the forecasts of a baseline that is fitted on the series it is read from."""
-    return forecasts(
-        lambda series, rows: fit(series, series.origins("train", 30, HORIZON), HORIZON).quantiles(
-            series, rows
-        )
-    )
-
-
-def model(member: cpbmodels.Member) -> Reading:
-    """Return the forecasts of a trained model."""
-    return forecasts(lambda series, rows: cpbmodels.predict([member], [series], [rows])[0].quantiles)
-
-
-def stops(member: cpbmodels.Member) -> Reading:
-    """Return the moves touched with a chance of 5 %, by a table of extremes that is fitted on the series read."""
-
-    def moves(series: Series, rows: Rows) -> Array:
-        fitted = with_touch(member, [series], "cpu")
-        (forecast,) = cpbmodels.predict([fitted], [series], [rows])
-        chances = Touch(forecast.touch, np.exp(forecast.quantiles), np.ones(len(rows)))
-        prices: Array = np.stack([chances.stop(0.05, side) for side in SIDES], axis=-1)
-        return np.log(prices)
-
-    return forecasts(moves)
-
-
-def training_inputs(member: cpbmodels.Member) -> Reading:
-    """Return the inputs of such a model's training per candle: 1 training and 2 validation origins, and the scaling."""
-
-    def read(series: Series) -> Array:
-        bank = Bank.build([series], member.options, torch.device("cpu"), torch.float32)
-        task = make_task(bank, [series], MemberPlan((0,), 0, series.symbol), member.options)
-        windows = np.zeros((len(series), 1))
-        windows[task.train], windows[task.validation] = 1, 2
-        scaling = np.concatenate([task.mean, task.inverse])
-        return np.hstack([windows, np.broadcast_to(scaling, (len(series), len(scaling)))])
-
-    return read
-
-
-def stale_columns(series: Series, recomputed: Series) -> list[str]:
-    """Return the columns of a stored series that differ when recomputed from its klines."""
-    pairs = {name: (series.columns((name,)), recomputed.columns((name,))) for name in series.names}
-    pairs |= {
-        "volatility": (series.volatility, recomputed.volatility),
-        "segment": (series.segments, recomputed.segments),
-    }
-    return [name for name, (a, b) in pairs.items() if not np.array_equal(a, b, equal_nan=True)]
-
-
-def with_shuffled_features(series: Series) -> Series:
-    """Return the series with the feature rows of its training and validation spans shuffled within each span.
-
-    Targets (prices, returns) and volatility are unchanged. The features then contain no information about the targets,
-    so the CRPS ratio on the unchanged test span must not be below 0.99.
-    """
-    random = np.random.default_rng(0)
-    features = series.features.copy()
-    moved = [i for i, name in enumerate(series.names) if name not in RETURNS]
-    complete = np.isfinite(features).all(axis=1)
-    for name in ("train", "validation"):
-        first, last = series.spans[name]
-        rows = first + np.flatnonzero(complete[first:last])
-        features[rows[:, None], moved] = features[random.permutation(rows)[:, None], moved]
-    return replace(series, features=features)
-
-
-def with_shuffled_candles(series: Series) -> Series:
-    """Return the series with the candles of its training and validation spans shuffled, for models that read returns.
-
-    The target is computed from the returns, so shuffling only the features would keep information. Prices, columns of
-    candles and volatility are recomputed from the shuffled log-returns; the returns of the test span are unchanged.
-    """
-    random = np.random.default_rng(0)
-    returns = series.columns(RETURNS)
-    whole = np.isfinite(returns).all(axis=1)
-    for name in ("train", "validation"):
-        first, last = series.spans[name]
-        rows = first + np.flatnonzero(whole[first:last])
-        returns[rows] = returns[random.permutation(rows)]
-    moves = np.where(whole[:, None], returns, 0.0)
-    # Returns of a row are relative to the close of the previous row; column 3 is the return of the close.
-    close = np.cumsum(moves[:, 3])
-    prices = np.exp(moves + (close - moves[:, 3])[:, None])
-    names, columns, volatility = candle_columns(prices, series.segments)
-    features = series.features.copy()
-    features[:, [series.names.index(name) for name in names]] = columns
-    return replace(series, prices=prices, features=features, volatility=volatility)
 
 
 @dataclass
@@ -315,12 +146,6 @@ def _add_leaks(result: Audit, fold: FoldSeries, leaks: Mapping[str, str]) -> Non
         result.findings.append(f"{LEAK}: {'; '.join(leaks.values())} ({fold.id})")
 
 
-def first_cut(series: Series) -> int:
-    """Return the earliest cut: some rows into the test span, because forecasts of that span are compared."""
-    start = series.spans["test"][0]
-    return start + min(200, (len(series) - start) // 3)
-
-
 def _train(spec: BacktestSpec, fleet: FleetSpec, fold: FoldSeries, series: Series) -> cpbmodels.Member:
     """Train in this process, because a shuffled series is not stored in a file."""
     (job,) = plan_folds(spec, fleet, [fold]).shards
@@ -347,12 +172,3 @@ def _trial(
     ratio = score.metrics["test_crps_ratio"]
     finding = trial_finding(ratio, len(origins), score.verdict)
     return f"{name} trained on shuffled {inputs}: ratio {ratio:.3f}, {finding}"
-
-
-def trial_finding(ratio: float, n: int, verdict: str) -> str:
-    """Return the interpretation of the CRPS ratio of a model trained on shuffled inputs, with n test forecasts."""
-    if ratio >= MIN_RATIO_WITHOUT_SKILL:
-        return "no skill, as expected"
-    if n >= MIN_FORECASTS or verdict.startswith("better than"):
-        return f"{LEAK}: skill from shuffled inputs"
-    return "too few forecasts to be significant"

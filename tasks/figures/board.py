@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.figures.page import (
+from tasks.figures.plot import (
     DASHES,
     MARKERS,
     RATIO_TITLE,

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from tasks.figures.page import Figure, figure, nothing, price_format, price_text, prices, scatter, time, times
+from tasks.figures.plot import Figure, figure, nothing, price_format, price_text, prices, scatter, time, times
 
 BANDS = ((90, "q05", "q95"), (80, "q10", "q90"), (50, "q25", "q75"))
 """Central bands in per cent with their lower and upper quantile, widest first."""

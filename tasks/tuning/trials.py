@@ -86,7 +86,7 @@ def prepare(folds: Sequence[FoldSeries], options: cpbmodels.Preset) -> list[Scor
     ]
 
 
-def sums_by_block(scored: Sequence[Scored], losses: Sequence[Array]) -> Array:
+def losses_by_block(scored: Sequence[Scored], losses: Sequence[Array]) -> Array:
     """Return the sums of the losses per block [blocks], every series and fold with the same weight."""
     total = np.zeros(1 + max(int(fold.blocks.max()) for fold in scored))
     for fold, fold_losses in zip(scored, losses, strict=True):
@@ -148,7 +148,7 @@ def train_batch(
         )
         results[k] = TrialResult(
             ratio=float(np.mean([loss.mean() for loss in losses])) if good else None,
-            losses=sums_by_block(scored, losses).tolist(),
+            losses=losses_by_block(scored, losses).tolist(),
             pruned=k in watch.pruned,
             epochs=max(len(m.history) for m in trial_members),
         )

@@ -9,9 +9,8 @@ import pytest
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
 from cpbmodels.fleet.extremes import with_touch
-from tasks.backtesting.audit import (
+from tasks.backtesting.lookahead import (
     FORECAST_TOLERANCE,
-    LEAK,
     baseline,
     chain,
     check_lookahead,
@@ -20,11 +19,9 @@ from tasks.backtesting.audit import (
     stale_columns,
     stops,
     training_inputs,
-    trial_finding,
-    with_shuffled_candles,
-    with_shuffled_features,
 )
 from tasks.backtesting.methods import robust_har
+from tasks.backtesting.shuffled import LEAK, trial_finding, with_shuffled_candles, with_shuffled_features
 from tasks.judging import baselines, scores
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
@@ -141,7 +138,7 @@ def test_a_table_of_extremes_is_causal_and_one_that_knows_the_test_span_is_named
         return replace(fitted, touch=fitted.touch * (1.001 if len(learned[0]) == len(series) else 1))
 
     for leaky in (knowing, knowing_a_thousandth):
-        monkeypatch.setattr("tasks.backtesting.audit.with_touch", leaky)
+        monkeypatch.setattr("tasks.backtesting.lookahead.with_touch", leaky)
         assert check_lookahead(readings, klines, first_cut(series), 2, FORECAST_TOLERANCE).keys() == {"stops"}
 
 

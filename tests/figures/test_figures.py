@@ -14,8 +14,8 @@ from plotly import graph_objects
 from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.decision import Decision
 from schemas.identity import SeriesId
-from tasks.figures import board, forecast, judged
-from tasks.figures.page import THEMES, themed
+from tasks.figures import board, forecast, judged, over_time
+from tasks.figures.themes import THEMES, themed
 from tasks.judging.scores import LEVELS
 
 START = datetime(2025, 6, 1, tzinfo=UTC)
@@ -130,9 +130,9 @@ def recorded(count, bounded=True):
 @pytest.mark.parametrize("count", [0, 1, 400])
 @pytest.mark.parametrize("bounded", [True, False])
 def test_the_record_is_drawn_with_its_interval_where_there_is_one(count, bounded):
-    names = [trace["name"] for trace in check(judged.record_figure(recorded(count, bounded)))["data"]]
+    names = [trace["name"] for trace in check(over_time.record_figure(recorded(count, bounded)))["data"]]
     assert ("95 % interval" in names) == bool(bounded and count)
-    assert len(check(judged.coverage_figure(recorded(count)))["data"]) == (3 if count else 0)
+    assert len(check(over_time.coverage_figure(recorded(count)))["data"]) == (3 if count else 0)
 
 
 def decision(outcome, day, number="7", reason="CRPS ratio 0.99 <b>better</b>"):
@@ -148,12 +148,12 @@ def decision(outcome, day, number="7", reason="CRPS ratio 0.99 <b>better</b>"):
 
 def test_decisions_are_marked_by_outcome_and_their_reasons_are_text():
     kinds = ("first", "refreshed", "switched", "kept", "unchanged", "forced", "retired")
-    figure = check(judged.decisions_figure([decision(kind, i, str(i)) for i, kind in enumerate(kinds)]))
+    figure = check(over_time.decisions_figure([decision(kind, i, str(i)) for i, kind in enumerate(kinds)]))
     assert len({trace["marker"]["symbol"] for trace in figure["data"]}) >= 6
     assert not any("<b>" in text for trace in figure["data"] for text in trace["customdata"])
     assert figure["layout"]["yaxis"]["categoryarray"] == [f"v{i}" for i in range(7)]
     assert "retired, version 6" in figure["layout"]["meta"]["alt"]
-    assert check(judged.decisions_figure([]))["data"] == []
+    assert check(over_time.decisions_figure([]))["data"] == []
 
 
 def row(name, ratio, low=None, high=None, **more):

@@ -33,9 +33,7 @@ class Engine:
 
 def trained(job, _progress=None):
     """Every member of a shard, trained."""
-    members = tuple(
-        TrainedMember(model=m.model, name=m.name, files={}, history=(), report={}) for m in job.members
-    )
+    members = tuple(TrainedMember(model=m.model, name=m.name, history=(), report={}) for m in job.members)
     return ShardResult(key=job_key(job), architecture=job.architecture, members=members, train_seconds=2.0)
 
 

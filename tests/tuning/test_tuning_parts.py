@@ -15,8 +15,8 @@ from flows import tune
 from schemas.errors import CpbError, UsageError
 from schemas.tuning import Choice, Range, TuneSpec, parse_range
 from tasks.running.progress import reports_to
-from tasks.tuning.search import best_of_null_trials
 from tasks.tuning.trials import _Watch
+from tasks.tuning.winner import best_of_null_trials
 
 
 @pytest.mark.parametrize(
