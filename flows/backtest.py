@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.phases import series_records
+from flows.phases import ingest_scope, write_columns
 from flows.prefect import as_flow
 from flows.run import Run, flow_run
 from flows.sentences import profile_lines
@@ -80,7 +80,8 @@ def _gate(
 
 def _plan(run: Run, spec: BacktestSpec, engine: Engine, contest: Contest | None) -> BacktestPlan:
     beside = (contest.name, contest.incumbent_fleet) if contest and contest.incumbent_fleet else None
-    plan = plan_backtest(spec, series_records(run, spec), gpus=engine.gpus, beside=beside)
+    records = write_columns(run, spec, ingest_scope(run, spec))
+    plan = plan_backtest(spec, records, gpus=engine.gpus, beside=beside)
     run.note(plan)
     if not plan.folds:
         raise CpbError(

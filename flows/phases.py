@@ -39,18 +39,27 @@ def check_records(run: Run, spec: RunSpec) -> None:
         run.wandb_folder = spec.scope.root
 
 
-def series_records(run: Run, spec: ScopeSpec) -> list[SeriesRecord]:
-    """Ingest the scope and compute its features; failures and leaps of a price level are added to the run."""
+def ingest_scope(run: Run, spec: ScopeSpec) -> tuple[SeriesId, ...]:
+    """Bring the scope's candles up to date; failures and leaps of a price level are added to the run.
+
+    A series that leaps is returned too: it is trained on in segments, but makes the run partial.
+    """
     fetched = run.note(ingest(spec.scope, spec.tail))
     run.add(fetched.leaps)
     run.report(
         f"ingested {counted(len(fetched.series), 'series')} ({counted(fetched.requests, 'request')}, "
         f"{fetched.seconds:.1f} s)"
     )
-    total, done = len(fetched.series), count(1)
+    return fetched.series
+
+
+def write_columns(run: Run, spec: ScopeSpec, series: Sequence[SeriesId]) -> list[SeriesRecord]:
+    """Write the features of each series, as many at a time as the step allows; failures are added to the run."""
+    total, done = len(series), count(1)
     with reporting("features", total, "series"):
-        calls = [partial(_features, spec.scope, series, total, done) for series in fetched.series]
-        outcomes = run_each(calls, features.workers)
+        outcomes = run_each(
+            [partial(_features, spec.scope, one, total, done) for one in series], features.workers
+        )
     run.add(outcome for outcome in outcomes if isinstance(outcome, Failure))
     return [outcome for outcome in outcomes if isinstance(outcome, SeriesRecord)]
 
@@ -64,13 +73,13 @@ def _features(scope: Scope, series: SeriesId, total: int, done: Iterator[int]) -
         report_progress("features", next(done), total, "series")
 
 
-def plan_training(run: Run, spec: RunSpec, engine: Engine) -> TrainingPlan:
-    """Ingest, compute features and plan; open the run in MLflow.
+def plan_training(run: Run, spec: RunSpec, records: Sequence[SeriesRecord], engine: Engine) -> TrainingPlan:
+    """Plan the fleets, and open the run in MLflow.
 
     Raises:
         CpbError: nothing can be trained.
     """
-    planned = run.note(plan(spec, series_records(run, spec), engine.gpus))
+    planned = run.note(plan(spec, records, engine.gpus))
     for record in planned.stopped:
         run.stopped.append(record.series.name)
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
@@ -80,7 +89,7 @@ def plan_training(run: Run, spec: RunSpec, engine: Engine) -> TrainingPlan:
     run.tell(set_aside_lines(spec, planned.fleets))
     run.tell(profile_lines(spec, planned.fleets))
     run.series = len(planned.series)
-    run.run_id = start_flow(spec, planned.series, planned.fleets, run.name).run_id
+    run.run_id = start_flow(spec, planned.series, planned.fleets, run.name)
     return planned
 
 

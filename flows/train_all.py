@@ -10,7 +10,7 @@ from prefect.states import Completed
 
 from flows.console import echo
 from flows.housekeeping import leave_results, prune_if_asked
-from flows.phases import check_records, plan_training, train_and_score
+from flows.phases import check_records, ingest_scope, plan_training, train_and_score, write_columns
 from flows.prefect import as_flow
 from flows.run import Run, flow_run
 from flows.sentences import accuracy_lines, decision_lines, end_lines
@@ -37,7 +37,9 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo) -> Run:
         spec = with_listed_pairs(spec, report)
         check_records(run, spec)
         with opened_engine(spec) as engine:
-            planned = plan_training(run, spec, engine)
+            series = ingest_scope(run, spec)
+            records = write_columns(run, spec, series)
+            planned = plan_training(run, spec, records, engine)
             with ShardsInUse(spec.scope.root):
                 _, judged = train_and_score(run, spec, planned, engine, keeper)
                 run.tell(accuracy_lines(run))

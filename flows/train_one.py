@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from flows.phases import check_records, plan_training, train_and_score
+from flows.phases import check_records, ingest_scope, plan_training, train_and_score, write_columns
 from flows.run import flow_run
 from schemas.handover import Judgement, ShardResult
 from schemas.run import RunSpec
@@ -39,7 +39,8 @@ def train_one(spec: RunSpec, *, resume: str | None, report: PrintLine) -> dict[s
         keeper = Keeper(report)
         check_records(run, spec)
         with opened_engine(spec) as engine:
-            planned = plan_training(run, spec, engine)
+            records = write_columns(run, spec, ingest_scope(run, spec))
+            planned = plan_training(run, spec, records, engine)
             with ShardsInUse(spec.scope.root):
                 results, judged = train_and_score(run, spec, planned, engine, keeper, mode)
                 run.end()

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import cpbmodels
-from flows.phases import series_records
+from flows.phases import ingest_scope, write_columns
 from flows.run import Run, flow_run
 from schemas.errors import CpbError, counted, install_extra
 from schemas.tuning import Range, TuneSpec
@@ -101,7 +101,7 @@ def _tuning() -> Any:
 
 def _folds(run: Run, spec: TuneSpec) -> tuple[list[FoldSeries], list[FoldSeries]]:
     """Return the folds for choosing, and the newest fold, for the winner's test. A series must have all folds."""
-    records = series_records(run, spec)
+    records = write_columns(run, spec, ingest_scope(run, spec))
     wanted = spec.folds + 1
     folds = load_folds(spec.scope.home, records, plan_bounds(records, wanted)) if records else None
     if folds is not None:

@@ -79,7 +79,7 @@ def test_records_pass_through_every_step_without_prefect(at_home):
     (fleet,) = planned.fleets
     assert (planned.failures, planned.stopped, fleet.architecture) == ((), (), "linear")
 
-    run = start_flow(SPEC, planned.series, planned.fleets, "train-all").run_id
+    run = start_flow(SPEC, planned.series, planned.fleets, "train-all")
     with opened_engine(SPEC) as engine, Judges(engine.cores) as judges:
         engine.plan(len(fleet.shards))
         progress = FleetProgress(fleet)

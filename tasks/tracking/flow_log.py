@@ -11,7 +11,7 @@ from tasks.storage.records import value_digest
 from tasks.storage.urls import public_url
 from tasks.tracking.fleet_log import is_classifier
 from tasks.tracking.metrics import CLASSIFIER_SKILL, SKILL
-from tasks.tracking.runs import OpenRun, start_parent
+from tasks.tracking.runs import start_parent
 from tasks.tracking.tags import (
     AS_OF,
     BEST,
@@ -25,9 +25,7 @@ from tasks.tracking.tags import (
 from tasks.training.plan import training_code
 
 
-def start_flow(
-    spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[FleetPlan], name: str
-) -> OpenRun:
+def start_flow(spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[FleetPlan], name: str) -> str:
     """Open the run of planned fleets: the same command on the same data continues the same run.
 
     Args:
@@ -40,7 +38,7 @@ def start_flow(
     params = spec_params(spec) | {"architectures": [fleet.name for fleet in fleets]}
     params["source"] = public_url(spec.source) if spec.source else None
     key, title = _run_key(spec, records, fleets), run_name(name, presets, spec, records)
-    return start_parent(key, params, tags, title)
+    return start_parent(key, params, tags, title).run_id
 
 
 def _run_key(spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[FleetPlan]) -> str:

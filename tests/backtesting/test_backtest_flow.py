@@ -38,7 +38,8 @@ def asked(home, records, monkeypatch, tmp_path):
     monkeypatch.setattr(audit, "read_klines", lambda home, series, since, as_of: KLINES[series])
 
     def run(train, series=records, **options):
-        monkeypatch.setattr(flows.backtest, "series_records", lambda *_: series)
+        monkeypatch.setattr(flows.backtest, "ingest_scope", lambda *_: ())
+        monkeypatch.setattr(flows.backtest, "write_columns", lambda *_: series)
         monkeypatch.setattr(flows.backtest, "train", train)
         said = []
         spec = BacktestSpec(

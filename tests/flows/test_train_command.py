@@ -97,7 +97,7 @@ def trained(tmp_path, monkeypatch):
     asked = {}
     told = SimpleNamespace(asked=asked, shard=shard, judged=judged, home=tmp_path)
 
-    def plan_training(run, spec, engine):
+    def plan_training(run, spec, records, engine):
         run.run_id = "parent"
 
     def train_and_score(run, spec, planned, engine, keeper, resume):
@@ -106,6 +106,8 @@ def trained(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train_one, "check_records", lambda *_: None)
     monkeypatch.setattr(train_one, "opened_engine", lambda spec: nullcontext())
+    monkeypatch.setattr(train_one, "ingest_scope", lambda *_: ())
+    monkeypatch.setattr(train_one, "write_columns", lambda *_: [])
     monkeypatch.setattr(train_one, "plan_training", plan_training)
     monkeypatch.setattr(train_one, "train_and_score", train_and_score)
     monkeypatch.setattr("flows.run.finish", lambda run_id, *outcome: asked.update(finished=run_id))

@@ -34,7 +34,7 @@ def test_each_run_says_what_it_was_and_how_it_ended(store):
     spec = RunSpec(coins="BTC,ETH", timeframes="1h,15m", preset="smoke", source="sim", as_of="2025-06-06")
     of = records("sim", "BTCUSDT-1h", "ETHUSDT-1h", "BTCUSDT-15m")
     run = start_flow(spec, of, fleets("gru", "har"), "train-all")
-    finish(run.run_id, "partial")
+    finish(run, "partial")
     start_parent("k", {"coins": "all", "timeframes": "1h", "architectures": ["har"]}, name="train")
 
     old, made = newest_flow_runs(store, 5)
