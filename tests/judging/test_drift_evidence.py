@@ -102,3 +102,9 @@ def test_nothing_is_gained_in_expectation_from_overlapping_losses_whenever_one_s
     at[~stopped] = total[~stopped] - hours / 8766
     assert stopped.mean() > 0.1
     assert at.mean() <= 3 * at.std() / np.sqrt(n)
+
+
+def test_a_band_without_a_promise_has_its_nominal_share():
+    nominal = {band: band / 100 for band in BANDS}
+    assert limits({}, 1.0).misses == limits(nominal, 1.0).misses
+    assert limits({}, 1.0).excess == pytest.approx(limits(nominal, 1.0, nominal).excess)

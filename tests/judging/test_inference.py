@@ -97,3 +97,21 @@ def test_verdict_says_what_was_found(ratio, p, words):
 def test_a_verdict_never_contradicts_its_own_interval(ratio):
     text = verdicts.verdict(figures(ratio, 0.049, 8640))
     assert text.startswith("no different from")
+
+
+def test_two_differences_are_enough_for_a_test_and_one_is_not():
+    assert inference.diebold_mariano(np.array([1.0]), 0) == (0.0, 1.0)
+    statistic, p = inference.diebold_mariano(np.array([1.0, 3.0]), 0)
+    assert statistic == pytest.approx(2 / np.sqrt(0.5))
+    assert 0 < p < 1
+
+
+def test_a_resample_without_rows_of_a_coin_has_the_ratio_one():
+    sums, denominators = np.array([[2.0, 0.0], [3.0, 5.0]]), np.array([[4.0, 0.0], [6.0, 10.0]])
+    first_block_twice = np.array([[2.0, 0.0]])
+    assert inference.ratio_draws(sums, denominators, first_block_twice).tolist() == [[0.5, 1.0]]
+
+
+def test_without_rows_no_refresh_passes_and_the_interval_holds_everything():
+    none = np.zeros(0)
+    assert inference.not_worse(none, none, none.astype(np.int64), 4, 1) == (1.0, -np.inf, np.inf)

@@ -37,7 +37,7 @@ def test_a_true_gain_passes_and_none_does_not():
     equal = paired(losses(0.0))
     assert "not significantly better" in failed(equal, equal.p)
     worse = paired(losses(-0.002))
-    assert worse.p > 0.99
+    assert 0.99 < worse.p <= 1
     assert (worse.better < 12, worse.recent_p < 0.05) == (True, True)
 
 
@@ -99,3 +99,13 @@ def test_common_rows_are_added_up_by_day_and_coin():
 
 def test_eighteen_months_at_1h_and_twelve_below():
     assert [min_days(seconds) for seconds in (900, 1800, 3600, 86_400)] == [365, 365, 547, 547]
+
+
+def test_the_recent_losses_are_those_of_the_last_91_days_alone():
+    days = np.arange(FIRST, FIRST + 1096)
+    better, worse = losses(0.01), losses(-0.01)
+    for before, after in ((better, worse), (worse, better)):
+        last = (days >= days[-1] - 90)[:, None]
+        challenger = np.where(last, after.challenger, before.challenger)
+        made = DailyLosses(days, challenger, better.incumbent)  # of both
+        assert (paired(made).recent_p < 0.05) is (after is worse)

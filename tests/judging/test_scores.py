@@ -88,3 +88,12 @@ def test_classification_equals_scikit_learn():
 def test_macro_f1_ignores_classes_that_never_occur():
     ours = scores.classification(np.array([0, 0, 2]), np.array([0, 2, 2]))
     assert ours["macro_f1"] == pytest.approx(sk.f1_score([0, 2, 2], [0, 0, 2], average="macro"))
+
+
+def test_a_value_on_the_edge_of_a_band_is_inside():
+    levels = np.arange(19.0).reshape(1, 1, 19)
+    for band, (low, high) in scores.BAND_LEVELS.items():
+        for edge in (low, high):
+            assert scores.coverage(levels, np.array([[float(edge)]]), band).tolist() == [1.0]
+        for beyond in (low - 1e-9, high + 1e-9):
+            assert scores.coverage(levels, np.array([[beyond]]), band).tolist() == [0.0]
