@@ -1,11 +1,16 @@
-"""The bases of what cpb stores and of what it is told: `Record`, and `Spec`, a set of options."""
+"""The bases of what cpb stores and of what it is told: `Record`, and `Spec`, a set of options; reads their texts."""
 
+import json
+import re
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from schemas.errors import UsageError
+
+_REAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+"""Real numbers, also those that JSON does not know: `.1`, `5.`, `+0.5`."""
 
 
 class Record(BaseModel):
@@ -53,3 +58,11 @@ def _sentence(error: ErrorDetails, field: str, spec: type[BaseModel]) -> str:
 def names_in(text: str) -> tuple[str, ...]:
     """Return the names in a comma-separated text, without duplicates, in order."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def parse_value(text: str) -> Any:
+    """Return the JSON value of a text, or the text itself if it is not JSON: `5`, `.1`, `false`, `quantile`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also for thousands of digits or brackets
+        return float(text) if _REAL.fullmatch(text) else text

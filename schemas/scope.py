@@ -3,9 +3,7 @@
 A scope is what these options resolve to: symbols, timeframes, instants, and the home of this machine.
 """
 
-import json
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,17 +22,6 @@ from schemas.home import home_folder
 from schemas.identity import APART, OWN, SIM, Market, SeriesId, market_home
 from schemas.reading import Reading, remembered
 from schemas.tables import is_table, tables_of
-
-_REAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-"""Real numbers, also those that JSON does not know: `.1`, `5.`, `+0.5`."""
-
-
-def parse_value(text: str) -> Any:
-    """Return the JSON value of a text, or the text itself if it is not JSON: `5`, `.1`, `false`, `quantile`."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # also for thousands of digits or brackets
-        return float(text) if _REAL.fullmatch(text) else text
 
 
 def parse_instant(text: str, option: str) -> datetime:

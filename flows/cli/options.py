@@ -25,10 +25,9 @@ from typer.core import TyperCommand, TyperOption
 
 from cpbmodels.arch.options import ALIASES, CHOICES, SWITCHES, Preset
 from flows.progress import shown_progress
-from schemas.base import Spec
+from schemas.base import Spec, parse_value
 from schemas.errors import UsageError
 from schemas.identity import APART
-from schemas.scope import parse_value
 from tasks.storage.urls import public_url
 
 R = TypeVar("R")

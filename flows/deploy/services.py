@@ -28,12 +28,13 @@ from flows.ops.logs import keep_bounded, rotate
 from flows.ops.passwords import make_password, password_file, prefect_home, read_password
 from flows.ops.ports import TAKEN, bind_shared, hold
 from flows.ops.serve import run_server
+from schemas.base import parse_value
 from schemas.errors import CpbError, UsageError
 from schemas.forecasting import ForecastSpec
 from schemas.home import default_folder
 from schemas.presets import with_preset_files
 from schemas.run import RunSpec
-from schemas.scope import ScopeSpec, parse_value
+from schemas.scope import ScopeSpec
 from tasks.storage.locks import locked
 from tasks.tracking.home_store import home_store, named_uri, new_store_uri
 

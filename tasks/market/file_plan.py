@@ -26,7 +26,7 @@ _RETRY_QUARANTINED = 7 * 86_400  # seconds
 _DAILY_ONLY = {"1s"}  # if daily files are published: a month of 1s candles is 350 MB of text
 
 
-def plan_files(run: Ingestion, *, checks_stored: bool) -> Iterator[FilePlan]:
+def plan_files(ingestion: Ingestion, *, checks_stored: bool) -> Iterator[FilePlan]:
     """Yield the plan of each series of the run, which keeps it too; listings are requested ahead.
 
     `checks_stored`: what is stored is read, so that damaged months of the time range are fetched again.
@@ -34,36 +34,40 @@ def plan_files(run: Ingestion, *, checks_stored: bool) -> Iterator[FilePlan]:
     Raises:
         CpbError: (code `unreachable`) the source cannot be reached.
     """
-    stored = [set(run.manifest.files(series)) for series in run.scope.series]
+    stored = [set(ingestion.manifest.files(series)) for series in ingestion.scope.series]
 
     def list_files(series: SeriesId, stored: set[str]) -> FilePlan:
         try:
-            return FilePlan(series, _wanted_files(run.catalogue, series, run.start, run.end, stored))
+            return FilePlan(
+                series, _wanted_files(ingestion.catalogue, series, ingestion.start, ingestion.end, stored)
+            )
         except SourceFault as fault:
             return FilePlan(series, fault=fault)
 
-    for plan in run.pool.map(list_files, run.scope.series, stored):
+    for plan in ingestion.pool.map(list_files, ingestion.scope.series, stored):
         series = plan.series
-        if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
+        if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in ingestion.plans.values()):
             raise CpbError(
-                f"{run.source.name} cannot be reached ({plan.fault}); check the network, or use a mirror with "
+                f"{ingestion.source.name} cannot be reached ({plan.fault}); check the network, or use a mirror with "
                 "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
                 code="unreachable",
                 field="source",
             )
         if checks_stored:  # damaged months of the time range are to be fetched
-            for path in series.folder(run.home, "offgrid").glob("????-??.parquet"):
+            for path in series.folder(ingestion.home, "offgrid").glob("????-??.parquet"):
                 if damage_of(path):
                     path.unlink()
-                    run.manifest.forget(series, path.stem, "its off-grid candles were damaged")
-            run.notes += forget_damaged(run.home, run.manifest, series, set(months(run.start, run.end)))
-        records, parts = run.manifest.files(series), run.manifest.parts(series)
+                    ingestion.manifest.forget(series, path.stem, "its off-grid candles were damaged")
+            ingestion.notes += forget_damaged(
+                ingestion.home, ingestion.manifest, series, set(months(ingestion.start, ingestion.end))
+            )
+        records, parts = ingestion.manifest.files(series), ingestion.manifest.parts(series)
         plan.fetch = [
             file
             for file in plan.wanted
-            if _is_due(run.home, file, records.get(file.period), parts.get(file.period[:7]))
+            if _is_due(ingestion.home, file, records.get(file.period), parts.get(file.period[:7]))
         ]
-        run.plans[series] = plan
+        ingestion.plans[series] = plan
         yield plan
 
 

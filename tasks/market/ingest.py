@@ -68,102 +68,107 @@ def update_store(
         threads = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         # a pool of its own: listings wait for probes, and in one pool might wait for themselves
         probes = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
-        run = Ingestion(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
-        state = _as_stored(run) if scope.offline else _bring_up_to_date(run, tail=tail)
+        ingestion = Ingestion(
+            scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC))
+        )
+        state = _as_stored(ingestion) if scope.offline else _bring_up_to_date(ingestion, tail=tail)
     state.requests, state.seconds = source.requests, round(time.monotonic() - started, 3)
     state.source, state.market = source.name, scope.market
     state.notes += dict.fromkeys(source.notes)
     return state
 
 
-def _bring_up_to_date(run: Ingestion, *, tail: bool) -> StoreState:
-    if isinstance(run.source, TableSource):
-        refuse_other_tables(run.source, run.scope, run.manifest)
-        remember(run.source, run.home)
-    plans = plan_files(run, checks_stored=not tail)  # an hourly run must not read the whole store
-    store_all(run, ((plan.series, plan.fetch) for plan in plans))
+def _bring_up_to_date(ingestion: Ingestion, *, tail: bool) -> StoreState:
+    if isinstance(ingestion.source, TableSource):
+        refuse_other_tables(ingestion.source, ingestion.scope, ingestion.manifest)
+        remember(ingestion.source, ingestion.home)
+    plans = plan_files(ingestion, checks_stored=not tail)  # an hourly run must not read the whole store
+    store_all(ingestion, ((plan.series, plan.fetch) for plan in plans))
     # after all files are stored: what is an outage shows only in the candles of all coins together
-    fill_holes(run)
+    fill_holes(ingestion)
     if tail:
-        refresh_tail(run)
-    return _state(run)
+        refresh_tail(ingestion)
+    return _state(ingestion)
 
 
-def _as_stored(run: Ingestion) -> StoreState:
+def _as_stored(ingestion: Ingestion) -> StoreState:
     """Describe what the manifest has of the scope; nothing is fetched.
 
     The first note is the age of the data.
     """
-    for series in run.scope.series:
-        files = [source_file(series, period) for period in sorted(run.manifest.files(series))]
-        run.plans[series] = FilePlan(
-            series, [f for f in files if f.bounds[1] > run.start and f.bounds[0] < run.end]
+    scope = ingestion.scope
+    for series in scope.series:
+        files = [source_file(series, period) for period in sorted(ingestion.manifest.files(series))]
+        ingestion.plans[series] = FilePlan(
+            series, [f for f in files if f.bounds[1] > ingestion.start and f.bounds[0] < ingestion.end]
         )
-    ends = [runs[-1][1] for series in run.plans if (runs := run.holdings(series).runs)]
+    ends = [runs[-1][1] for series in ingestion.plans if (runs := ingestion.holdings(series).runs)]
     if not ends:
-        fault = f" ({MANIFEST} is damaged: {run.manifest.fault})" if run.manifest.fault else ""
+        fault = f" ({MANIFEST} is damaged: {ingestion.manifest.fault})" if ingestion.manifest.fault else ""
         raise CpbError(
-            f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this "
-            f"time range in {run.scope.root}{fault}; with a network `cpb ingest` stores some",
+            f"no candle of {coins_label(scope.symbols)} at {', '.join(scope.timeframes)} is stored in this time range "
+            f"in {scope.root}{fault}; with a network `cpb ingest` stores some",
             code="not-stored",
             field="offline",
         )
     # the newest of all series: a coin that was delisted does not make the data old
     newest = max(ends)
-    before = "before as_of" if run.scope.as_of else "ago"
-    old = age((run.end - newest) / 1e6)
+    before = "before as_of" if scope.as_of else "ago"
+    old = age((ingestion.end - newest) / 1e6)
     note = f"stored candles are used, the newest closed {utc_text(newest)} ({old} {before})"
-    run.notes.insert(0, note)
-    return _state(run)
+    ingestion.notes.insert(0, note)
+    return _state(ingestion)
 
 
-def _state(run: Ingestion) -> StoreState:
-    series = _series_states(run)
-    warnings = [*run.warnings, *filter(None, map(still_sentence, series))]
-    return StoreState(series, notes=run.notes, warnings=warnings)
+def _state(ingestion: Ingestion) -> StoreState:
+    series = _series_states(ingestion)
+    warnings = [*ingestion.warnings, *filter(None, map(still_sentence, series))]
+    return StoreState(series, notes=ingestion.notes, warnings=warnings)
 
 
-def _series_states(run: Ingestion) -> list[SeriesState]:
+def _series_states(ingestion: Ingestion) -> list[SeriesState]:
     """Describe every series; months found damaged are fetched by the next run, and described as missing.
 
     Offline, where nothing can be fetched, their series fail.
     """
-    _, calendar = run.calendars()
+    _, calendar = ingestion.calendars()
     states: list[SeriesState] = []
-    waiting = list(run.plans)
+    waiting = list(ingestion.plans)
     while waiting:
         series = waiting[0]
-        report_progress("ingest", len(states), len(run.plans), "series", f"looking for holes in {series}")
-        outages, reason = calendar[series.timeframe], _failure_reason(run, series)
+        report_progress(
+            "ingest", len(states), len(ingestion.plans), "series", f"looking for holes in {series}"
+        )
+        outages, reason = calendar[series.timeframe], _failure_reason(ingestion, series)
         try:
-            states.append(series_state(run.home, run.holdings(series), outages, reason))
+            states.append(series_state(ingestion.home, ingestion.holdings(series), outages, reason))
             waiting.pop(0)
         except MemberError as error:
             if error.code != "damaged":
                 raise
-            if run.scope.offline:
+            if ingestion.scope.offline:
                 states.append(SeriesState(series, status=FAILED_SERIES, reason=str(error)))
                 waiting.pop(0)
                 continue
             # the series stays the first in line, and is described anew without the damaged month
-            run.manifest.forget(series, Path(error.field).stem, "found damaged while reading it")
-            run.notes.append(f"{error}")
+            ingestion.manifest.forget(series, Path(error.field).stem, "found damaged while reading it")
+            ingestion.notes.append(f"{error}")
     return states
 
 
-def _failure_reason(run: Ingestion, series: SeriesId) -> str:
+def _failure_reason(ingestion: Ingestion, series: SeriesId) -> str:
     """Return why the source has no files of a series; empty if it has files."""
-    plan = run.plans[series]
+    plan = ingestion.plans[series]
     if plan.fault:
-        return f"{run.source.name} could not be queried: {plan.fault}"
+        return f"{ingestion.source.name} could not be queried: {plan.fault}"
     if plan.wanted:
         return ""
-    if run.scope.offline:
+    if ingestion.scope.offline:
         return "no candle of it is stored in this time range, and offline no source is read"
-    others = run.catalogue.other_units(series)
+    others = ingestion.catalogue.other_units(series)
     remedy = (
         f"{' and '.join(others)} is there: name that, as in coins {others[0]}"
         if others
         else "check the name and since"
     )
-    return f"not listed at {run.source.name} in this time range; {remedy}"
+    return f"not listed at {ingestion.source.name} in this time range; {remedy}"

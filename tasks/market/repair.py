@@ -23,13 +23,17 @@ WRONG_DAYS = ("2020-12-21", "2021-09-29")
 """The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
 
 
-def fill_holes(run: Ingestion) -> None:
+def fill_holes(ingestion: Ingestion) -> None:
     """Search other files and REST for the candles that the run's series lack, and store what is found."""
     # once for all series, before the first repair: the outages are those of the published files
-    holdings, calendar = run.calendars()
-    for series in (series for series, plan in run.plans.items() if not plan.fault):
+    holdings, calendar = ingestion.calendars()
+    for series in (series for series, plan in ingestion.plans.items() if not plan.fault):
         outages = calendar[series.timeframe]
-        recent = [(a, b) for a, b, when in run.manifest.searched(series) if run.now - when < _SEARCH_AGAIN]
+        recent = [
+            (a, b)
+            for a, b, when in ingestion.manifest.searched(series)
+            if ingestion.now - when < _SEARCH_AGAIN
+        ]
         holes = [
             hole
             for hole in find_holes(holdings[series], outages)
@@ -38,10 +42,10 @@ def fill_holes(run: Ingestion) -> None:
         wrong: set[str] = set()
         # only after their month was fetched anew: the repaired days are on record, and stay
         if series.market == SPOT and series.timeframe in ("15m", "1h"):
-            fetched = {file.period for file in run.plans[series].fetch}
+            fetched = {file.period for file in ingestion.plans[series].fetch}
             wrong = {day for day in WRONG_DAYS if day[:7] in fetched}
         if holes or wrong:
-            _fill(run, series, outages, holes, wrong)
+            _fill(ingestion, series, outages, holes, wrong)
 
 
 def _is_suspicious(hole: Hole, outages: OutageCalendar) -> bool:
@@ -51,28 +55,28 @@ def _is_suspicious(hole: Hole, outages: OutageCalendar) -> bool:
 
 
 def _fill(
-    run: Ingestion, series: SeriesId, outages: OutageCalendar, holes: list[Hole], wrong: set[str]
+    ingestion: Ingestion, series: SeriesId, outages: OutageCalendar, holes: list[Hole], wrong: set[str]
 ) -> None:
     """Search daily files and REST for the suspicious holes of a series, and record unfilled holes.
 
     `wrong`: days whose candles in the monthly files are replaced by those of their daily files.
     """
     try:
-        used = _from_daily_files(run, series, sorted({*_days(series, holes), *wrong}))
+        used = _from_daily_files(ingestion, series, sorted({*_days(series, holes), *wrong}))
     except SourceFault as fault:
-        run.notes.append(f"{series}: daily files could not be listed: {fault}")
+        ingestion.notes.append(f"{series}: daily files could not be listed: {fault}")
         return
-    _note_use(run, series, used, "daily files")
-    if not (left := _still_missing(run, series, outages, holes)):
+    _note_use(ingestion, series, used, "daily files")
+    if not (left := _still_missing(ingestion, series, outages, holes)):
         return
-    filled, complete = _from_rest(run, series, _days(series, left))
-    _note_use(run, series, filled, "days of REST")
+    filled, complete = _from_rest(ingestion, series, _days(series, left))
+    _note_use(ingestion, series, filled, "days of REST")
     if filled:
-        left = _still_missing(run, series, outages, holes)
+        left = _still_missing(ingestion, series, outages, holes)
     # searched without result: not again for a week, unless REST could not be asked to the end
     if complete:
-        run.manifest.save_searched(
-            series, [(hole.start, hole.end, run.now) for hole in left if hole.cause != FAILED]
+        ingestion.manifest.save_searched(
+            series, [(hole.start, hole.end, ingestion.now) for hole in left if hole.cause != FAILED]
         )
 
 
@@ -81,44 +85,46 @@ def _days(series: SeriesId, holes: list[Hole]) -> list[str]:
     return sorted({day for hole in holes for day in opening_days(grid, hole.start, hole.end)})
 
 
-def _from_daily_files(run: Ingestion, series: SeriesId, wanted: list[str]) -> list[str]:
+def _from_daily_files(ingestion: Ingestion, series: SeriesId, wanted: list[str]) -> list[str]:
     """Store the daily files published for these days; return the days stored without fault."""
-    records = run.manifest.files(series)
+    records = ingestion.manifest.files(series)
 
     def is_due(file: SourceFile) -> bool:
         record = records.get(file.period)
         # a daily file that was stored without fault holds nothing more: its candles are in the store
         return record is None or record.version != file.version or record.status == "failed"
 
-    listed = run.catalogue.files(series, "daily", period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1])
+    listed = ingestion.catalogue.files(
+        series, "daily", period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1]
+    )
     files = [file for file in listed if file.period in wanted and is_due(file)]
-    bad = store_all(run, [(series, files)], "repaired")
+    bad = store_all(ingestion, [(series, files)], "repaired")
     return [file.period for file in files if file not in bad]
 
 
-def _from_rest(run: Ingestion, series: SeriesId, wanted: list[str]) -> tuple[list[str], bool]:
+def _from_rest(ingestion: Ingestion, series: SeriesId, wanted: list[str]) -> tuple[list[str], bool]:
     """Store REST's candles of these days; return the days stored, and whether no more can be expected of REST.
 
     After a refusal its contents are unknown.
     """
-    if not isinstance(run.source, HttpSource):
+    if not isinstance(ingestion.source, HttpSource):
         return [], True
     # too many to ask: the holes stay open, and are not recorded as searched
     if len(wanted) > _MAX_REST_DAYS:
         return [], False
-    fetched = [item for day in wanted if (item := fetch_day(run, series, day))]
-    bad = store_fetched(run.home, run.manifest, series, fetched, "repaired") if fetched else []
+    fetched = [item for day in wanted if (item := fetch_day(ingestion, series, day))]
+    bad = store_fetched(ingestion.home, ingestion.manifest, series, fetched, "repaired") if fetched else []
     stored = [item.file.period for item in fetched if item.file not in bad]
-    return stored, run.rest_off in ("", NO_REST) and not bad
+    return stored, ingestion.rest_off in ("", NO_REST) and not bad
 
 
 def _still_missing(
-    run: Ingestion, series: SeriesId, outages: OutageCalendar, holes: list[Hole]
+    ingestion: Ingestion, series: SeriesId, outages: OutageCalendar, holes: list[Hole]
 ) -> list[Hole]:
-    now = find_holes(run.holdings(series), outages)
+    now = find_holes(ingestion.holdings(series), outages)
     return [h for h in now if any(h.start < old.end and h.end > old.start for old in holes)]
 
 
-def _note_use(run: Ingestion, series: SeriesId, used: list[str], what: str) -> None:
+def _note_use(ingestion: Ingestion, series: SeriesId, used: list[str], what: str) -> None:
     for month, count in Counter(day[:7] for day in used).items():
-        run.notes.append(f"{series} {month}: used {count} {what}")
+        ingestion.notes.append(f"{series} {month}: used {count} {what}")

@@ -26,27 +26,27 @@ _NAMES = {MONTH: "1M"}  # file names use 1mo: on case-insensitive disks 1M and 1
 NO_REST = "the source has no REST API"
 
 
-def fetch_day(run: Ingestion, series: SeriesId, day: str) -> Fetched | None:
+def fetch_day(ingestion: Ingestion, series: SeriesId, day: str) -> Fetched | None:
     """Return a day of candles that ended before the run's end; None if REST has none or is not available.
 
     Only servers have REST, until the first refusal.
     """
-    if run.rest_off or not isinstance(run.source, HttpSource):
+    if ingestion.rest_off or not isinstance(ingestion.source, HttpSource):
         return None
     try:
-        rows = _ask(run.source, series, *period_bounds(day))
+        rows = _ask(ingestion.source, series, *period_bounds(day))
     # of this series alone, as for a delisted pair: REST stays on for the others
     except Rejected:
         return None
     except NotFound:
-        run.rest_off = NO_REST
+        ingestion.rest_off = NO_REST
         return None
     except SourceFault as fault:
-        run.rest_off = f"REST {fault}"
-        run.notes.append(f"REST not available: {fault}")
+        ingestion.rest_off = f"REST {fault}"
+        ingestion.notes.append(f"REST not available: {fault}")
         return None
     # a local clock ahead of the exchange's would take an open candle for a closed one
-    end = min(run.end, run.now + int(1e6 * min(0, run.source.clock_ahead or 0)))
+    end = min(ingestion.end, ingestion.now + int(1e6 * min(0, ingestion.source.clock_ahead or 0)))
     closed = [row for row in rows if grid_of(series.timeframe).end(to_microseconds(row[0])) <= end]
     csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
     file = SourceFile(series, "rest", day, f"rest/{series.symbol}/{series.timeframe}/{day}.json", "rest")
@@ -77,42 +77,42 @@ def _ask(source: HttpSource, series: SeriesId, start: int, end: int) -> list[lis
     return rows
 
 
-def refresh_tail(run: Ingestion) -> None:
+def refresh_tail(ingestion: Ingestion) -> None:
     """Fetch the closed candles after each series' last stored candle to `provisional/`, replacing the old tail."""
-    if not isinstance(run.source, HttpSource):
-        run.notes.append(f"no tail: {run.source.name} has no REST API")
+    if not isinstance(ingestion.source, HttpSource):
+        ingestion.notes.append(f"no tail: {ingestion.source.name} has no REST API")
         return
-    for series in run.plans:
-        parts = [p for p in run.manifest.parts(series).values() if p.runs]
-        if not parts or run.rest_off:
+    for series in ingestion.plans:
+        parts = [p for p in ingestion.manifest.parts(series).values() if p.runs]
+        if not parts or ingestion.rest_off:
             continue
         last = parts[-1].runs[-1][1]
-        if run.end - last > _MAX_TAIL_DAYS * DAY:
-            run.notes.append(
+        if ingestion.end - last > _MAX_TAIL_DAYS * DAY:
+            ingestion.notes.append(
                 f"{series}: files end {utc_text(last)}, too long ago to fetch the tail from REST"
             )
             continue
         fetched = [
             f
-            for day in opening_days(grid_of(series.timeframe), last, run.end)
-            if (f := fetch_day(run, series, day))
+            for day in opening_days(grid_of(series.timeframe), last, ingestion.end)
+            if (f := fetch_day(ingestion, series, day))
         ]
         # a day begins before the last stored candle: what the files have is not provisional
-        rows = _clean(run, series, fetched).filter(pl.col("open_time").to_physical() >= last)
-        path = series.folder(run.home, "provisional") / "tail.parquet"
+        rows = _clean(ingestion, series, fetched).filter(pl.col("open_time").to_physical() >= last)
+        path = series.folder(ingestion.home, "provisional") / "tail.parquet"
         if rows.height:
             write_parquet(path, rows)
         else:
             path.unlink(missing_ok=True)
-    if run.rest_off:
-        run.notes.append(f"no tail: {run.rest_off}; data ends with the newest file")
+    if ingestion.rest_off:
+        ingestion.notes.append(f"no tail: {ingestion.rest_off}; data ends with the newest file")
 
 
-def _clean(run: Ingestion, series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
+def _clean(ingestion: Ingestion, series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
     """Parse and check REST candles like candles of a file."""
     arrived = trim_all(fetched)
-    run.notes += [f"{item.file}: {item.fault}" for item in fetched if item.fault]
+    ingestion.notes += [f"{item.file}: {item.fault}" for item in fetched if item.fault]
     frame, faults = read(arrived)
     checked, more = check(series, arrived, frame)
-    run.notes += [f"{arrived[index].file}: {fault}" for index, fault in (faults | more).items()]
+    ingestion.notes += [f"{arrived[index].file}: {fault}" for index, fault in (faults | more).items()]
     return validate_klines(with_stored_columns(checked.rows), series.timeframe)

@@ -43,7 +43,7 @@ _USUAL_SIZE = 100_000  # bytes of a zip, if not in the listing
 Batch = tuple[SeriesId, list[SourceFile]]
 
 
-def store_all(run: Ingestion, groups: Iterable[Batch], status: str = "ok") -> list[SourceFile]:
+def store_all(ingestion: Ingestion, groups: Iterable[Batch], status: str = "ok") -> list[SourceFile]:
     """Fetch the files of each series ahead of storing them, within the memory budget; return the faulty files."""
     batches = (batch for series, files in groups for batch in _batches(series, files))
     flying: deque[tuple[SeriesId, list[Future[Fetched]], int]] = deque()
@@ -54,19 +54,23 @@ def store_all(run: Ingestion, groups: Iterable[Batch], status: str = "ok") -> li
     def finish(writing: Writing | None) -> None:
         if writing:
             bad.extend(writing.finish())
-            run.fetched_files += len(writing.batch)
-            run.notes += writing.notes
-            run.warnings += writing.warnings
+            ingestion.fetched_files += len(writing.batch)
+            ingestion.notes += writing.notes
+            ingestion.warnings += writing.warnings
             # below `due` until the end: holes may still be filled, and 100 % would say that nothing is left
-            due = sum(len(p.fetch) for p in run.plans.values())
-            report_progress("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
+            due = sum(len(p.fetch) for p in ingestion.plans.values())
+            report_progress(
+                "ingest", min(ingestion.fetched_files, due - 0.5), due, "files", str(writing.series)
+            )
 
     with thread_pool(_WRITERS, "write", grace_s=1.5) as writers:
         while flying or following:
             while following and (not flying or weight < _MAX_AHEAD):
                 series, files = following
                 size = sum(map(_weight, files))
-                flying.append((series, [run.pool.submit(fetch, run.source, f) for f in files], size))
+                flying.append(
+                    (series, [ingestion.pool.submit(fetch, ingestion.source, f) for f in files], size)
+                )
                 weight, following = weight + size, next(batches, None)
             series, futures, size = flying.popleft()
             batch = [future.result() for future in futures]
@@ -75,7 +79,7 @@ def store_all(run: Ingestion, groups: Iterable[Batch], status: str = "ok") -> li
             if writing and writing.series == series:  # the checks compare with the candles just written
                 finish(writing)
                 writing = None
-            started = Writing(run.home, run.manifest, series, batch, writers, status)
+            started = Writing(ingestion.home, ingestion.manifest, series, batch, writers, status)
             finish(writing)
             writing = started
         finish(writing)

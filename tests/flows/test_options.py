@@ -9,11 +9,12 @@ from typer.testing import CliRunner
 from flows.cli.app import _app
 from flows.cli.options import BY_SET, FILES, cli_options
 from schemas.backtesting import BacktestSpec
+from schemas.base import parse_value
 from schemas.board import BoardSpec
 from schemas.errors import UsageError
 from schemas.forecasting import ForecastSpec
 from schemas.run import RunSpec, TrainSpec
-from schemas.scope import ScopeSpec, parse_value
+from schemas.scope import ScopeSpec
 from tests.tools.flow_options import BACKTEST, CASES, command_of
 
 

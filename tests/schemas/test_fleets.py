@@ -5,10 +5,10 @@ import shlex
 import pytest
 
 from flows.cli.presets import explained
+from schemas.base import parse_value
 from schemas.errors import UsageError
 from schemas.presets import PRESET_ARCHITECTURES
 from schemas.run import RunSpec, TrainSpec
-from schemas.scope import parse_value
 from schemas.tuning import TuneSpec
 
 
