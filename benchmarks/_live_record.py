@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.series import forecast_rows
+from cpbmodels.data.prediction import forecast_rows
 from cpbmodels.data.student_t import QUANTILES
 from schemas.candles import KLINES
 from schemas.forecast_rows import FORECAST_SCHEMA, REFERENCE_COLUMNS

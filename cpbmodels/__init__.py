@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.arch.options import PROFILES, Preset
     from cpbmodels.arch.presets import preset, without_effect
     from cpbmodels.data.paths import Paths
-    from cpbmodels.data.series import Prediction, Series
+    from cpbmodels.data.prediction import Prediction
+    from cpbmodels.data.series import Series
     from cpbmodels.data.student_t import QUANTILES
     from cpbmodels.errors import ModelError
     from cpbmodels.fleet.average import ensemble
@@ -38,7 +39,8 @@ _EXPORTS = {
     "arch.options": ("PROFILES", "Preset"),
     "arch.presets": ("preset", "without_effect"),
     "data.paths": ("Paths",),
-    "data.series": ("Prediction", "Series"),
+    "data.prediction": ("Prediction",),
+    "data.series": ("Series",),
     "data.student_t": ("QUANTILES",),
     "errors": ("ModelError",),
     "fleet.average": ("ensemble",),

@@ -22,7 +22,8 @@ from cpbmodels.data.candles import Candles, check_candles, check_series, read_ta
 from cpbmodels.data.columns import PRICES, feature_frame, is_candle
 from cpbmodels.data.numbers import Decimal
 from cpbmodels.data.paths import SCORES
-from cpbmodels.data.series import QUANTILE_COLUMNS, Series, microseconds
+from cpbmodels.data.prediction import QUANTILE_COLUMNS
+from cpbmodels.data.series import Series, microseconds
 from cpbmodels.data.touch import SIDES, Numbers, Touch, numbers
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.forecast import check_forecasts_prices

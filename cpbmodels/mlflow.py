@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from cpbmodels.data.candles import read_candles
 from cpbmodels.data.columns import PRICES, feature_frame
-from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS, Series, to_pandas
+from cpbmodels.data.prediction import MEDIAN_COLUMNS, QUANTILE_COLUMNS, to_pandas
+from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 
 if TYPE_CHECKING:

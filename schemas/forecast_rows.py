@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
-from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.prediction import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.contract import Rule, check_rows
 
 KEY = ("symbol", "timeframe", "model_version", "issued_at", "step")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, computed_field, create_model
 from typing_extensions import TypedDict
 
-from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.prediction import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.decision import Decision
 from schemas.identity import SIM, Market
 from schemas.ledger import Alarm, LedgerEntry

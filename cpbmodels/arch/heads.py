@@ -33,7 +33,7 @@ LEVELS = len(QUANTILES)
 MEDIAN = LEVELS // 2  # place of the level 0.5
 
 COPIES, MAX_BEND = 2, 0.5
-BENDING = np.abs(np.arange(LEVELS) - MEDIAN) / MEDIAN * 2 - 1
+BENDING_BY_LEVEL = np.abs(np.arange(LEVELS) - MEDIAN) / MEDIAN * 2 - 1
 """By level, how a bend acts on the log of a quantile: -1 at the median .. 1 at 0.05 and 0.95."""
 
 
@@ -359,7 +359,7 @@ class Scaled(Head):
 def bent(log_scale: Tensor, bend: Tensor, table: Tensor) -> Tensor:
     """Quantiles [..., H, L] of log-scale and bend [..., H]: a positive bend widens the tails against the middle."""
     scale = log_scale.clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE).unsqueeze(-1)
-    bending = torch.as_tensor(BENDING).to(bend)
+    bending = torch.as_tensor(BENDING_BY_LEVEL).to(bend)
     return torch.exp(scale + bend.clamp(-MAX_BEND, MAX_BEND).unsqueeze(-1) * bending) * table
 
 

@@ -35,8 +35,7 @@ from typing_extensions import override
 from cpbmodels.arch import find
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch
 from cpbmodels.arch.har import FITTED, HAR_COLUMNS, OfOneCandle, fitted_weights, with_candle
-from cpbmodels.arch.heads import BENDING as BENDING_BY_LEVEL
-from cpbmodels.arch.heads import COPIES, MAX_BEND, bent
+from cpbmodels.arch.heads import BENDING_BY_LEVEL, COPIES, MAX_BEND, bent
 from cpbmodels.arch.layers import Draws, Layout, Param, Weights, embed, linear, linear_params
 from cpbmodels.arch.options import SIZES, Preset
 from cpbmodels.arch.task import MemberData

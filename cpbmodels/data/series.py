@@ -1,4 +1,4 @@
-"""A coin's candles as a model reads them (prices, causal columns, volatility, segments, time spans), and forecasts.
+"""A coin's candles as a model reads them: prices, causal columns, volatility, segments, time spans.
 
 Reading or scoring data does not import torch. Everything at row t is known when candle t closes.
 """
@@ -28,22 +28,15 @@ from cpbmodels.data.columns import (
 )
 from cpbmodels.data.cross_section import RANGE_LENGTHS, RETURN_LENGTHS, CoinMoves, CrossSection
 from cpbmodels.data.numbers import Decimal
-from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import MARKET_COLUMNS, WIDE_COLUMNS, own_columns, quarters, returns
 from cpbmodels.errors import ModelError, printable
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
-
-QUANTILE_COLUMNS = tuple(f"q{round(level * 100):02d}" for level in QUANTILES)
-"""`q05 q10 … q95`: the close, at 19 levels."""
-
-MEDIAN_COLUMNS = ("q50_open", "q50_high", "q50_low")
-"""With `q50` as its close, the median candle."""
 
 _MEAN_RANGES = tuple(f"log_range_mean_{n}" for n in RANGE_LENGTHS)
 
@@ -361,28 +354,6 @@ def with_cross_section(series: Sequence[Series]) -> list[Series]:
     ]
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Forecasts from N origins, relative to the close at the origin.
-
-    origins: int64 [N]. quantiles: float64 [N, H, 19], cumulative log-return of the close at 0.05 .. 0.95.
-    candle: float64 [N, H, 4], log-ratios of the median open, high, low, close to the last close; always a valid
-    candle; empty for a baseline. A classifier has empty quantiles and candle (H = 0) and probabilities [N, 3]: up,
-    flat, down. touch: float64 [2, H, 99], the model's table of extremes (`cpbmodels.data.touch`), if it has one.
-    """
-
-    origins: np.ndarray
-    quantiles: np.ndarray
-    candle: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 4)))
-    probabilities: np.ndarray | None = None
-    touch: np.ndarray | None = None
-
-    def as_float32(self) -> dict[str, np.ndarray]:
-        """The arrays that there are, but the origins, by name, as stored: half the size, and precise enough."""
-        arrays = {name: getattr(self, name) for name in ("quantiles", "candle", "probabilities", "touch")}
-        return {name: values.astype(np.float32) for name, values in arrays.items() if values is not None}
-
-
 def instant(microseconds: int) -> datetime:
     """UTC of microseconds since 1970, exactly."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
@@ -430,45 +401,3 @@ def split_rows(rows: int, validation: float, test: float, embargo: int | None) -
         "validation": (validation_start, validation_end),
         "test": (test_start, rows),
     }
-
-
-def forecast_rows(
-    issued_at: Sequence[datetime] | pl.Series, step_seconds: int, close: np.ndarray, candle: np.ndarray
-) -> pl.DataFrame:
-    """Return N forecasts over H steps as N x H rows.
-
-    Args:
-        issued_at: [N], UTC close of the last candle used.
-        step_seconds: length of a candle.
-        close: float64 [N, H, 19], the close's quantiles, in prices.
-        candle: float64 [N, H, 4], the median candle's open, high, low, close, in prices.
-
-    Returns:
-        `issued_at`, `step` (Int64, from 1), `target_time` (close of the candle that is forecast, UTC), `q05 … q95`,
-        `q50_open q50_high q50_low`.
-    """
-    count, horizon = candle.shape[:2]
-    issued = pl.Series("issued_at", issued_at, dtype=pl.Datetime("us", "UTC"))
-    steps = np.tile(np.arange(1, horizon + 1), count)
-    frame = pl.DataFrame({"issued_at": issued.gather(np.repeat(np.arange(count), horizon)), "step": steps})
-    return frame.select(
-        "issued_at",
-        pl.col("step").cast(pl.Int64),
-        (pl.col("issued_at") + pl.duration(seconds=pl.col("step") * step_seconds)).alias("target_time"),
-        *(pl.Series(name, close[:, :, i].ravel()) for i, name in enumerate(QUANTILE_COLUMNS)),
-        *(pl.Series(name, candle[:, :, i].ravel()) for i, name in enumerate(MEDIAN_COLUMNS)),
-    )
-
-
-def to_pandas(frame: pl.DataFrame) -> pd.DataFrame:
-    """Return the rows for pandas, times aware (UTC); through numpy, because polars' own way needs pyarrow."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            name: pd.to_datetime(frame[name].dt.replace_time_zone(None).to_numpy(), utc=True)
-            if isinstance(frame.schema[name], pl.Datetime)
-            else frame[name].to_numpy()
-            for name in frame.columns
-        }
-    )

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.prediction import Prediction
+from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 
 LEVELS = np.arange(1, 100) / 100

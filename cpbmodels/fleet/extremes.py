@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from cpbmodels.data import touch
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.prediction import Prediction
+from cpbmodels.data.series import Series
 from cpbmodels.fleet.bank import evenly_spread
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.predict import predict_each

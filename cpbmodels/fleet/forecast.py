@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpbmodels.data.paths import Paths, coin_factors, draw_closes
-from cpbmodels.data.series import Series, forecast_rows, microseconds, to_pandas
+from cpbmodels.data.prediction import forecast_rows, to_pandas
+from cpbmodels.data.series import Series, microseconds
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.touch import Numbers, Touch
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.options import differing
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.prediction import Prediction
+from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.model import Model

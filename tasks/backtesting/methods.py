@@ -7,8 +7,9 @@ from typing import Protocol
 
 from cpbmodels.arch.presets import preset
 from cpbmodels.data import HORIZON
+from cpbmodels.data.prediction import Prediction
 from cpbmodels.data.ranges import RangeModel, fit_ranges
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.series import Series
 from schemas.failure import Failure
 from schemas.handover import FleetPlan, JobMember, ShardResult
 from schemas.identity import ModelId, SeriesId

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cpbmodels.data.series import Prediction
+from cpbmodels.data.prediction import Prediction
 from schemas.errors import MemberError, counted, log
 from schemas.failure import Failure
 from schemas.identity import SeriesId

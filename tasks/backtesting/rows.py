@@ -7,7 +7,7 @@ from urllib.parse import quote
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.series import Prediction, forecast_rows
+from cpbmodels.data.prediction import Prediction, forecast_rows
 from schemas.forecast_rows import check_backtest_rows
 from tasks.backtesting.folds import FoldSeries
 from tasks.storage.files import write_bytes

@@ -16,7 +16,8 @@ import polars as pl
 
 import cpbmodels
 from cpbmodels.data.cross_section import CrossSection
-from cpbmodels.data.series import Series, forecast_rows
+from cpbmodels.data.prediction import forecast_rows
+from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import CpbError, MemberError
 from schemas.failure import Failure, Step

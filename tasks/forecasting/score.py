@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.columns import level_leaps
-from cpbmodels.data.series import QUANTILE_COLUMNS
+from cpbmodels.data.prediction import QUANTILE_COLUMNS
 from schemas.forecast_rows import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from schemas.ledger import BANDS, Settled, SettledMonth

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from cpbmodels.data.series import QUANTILE_COLUMNS
+from cpbmodels.data.prediction import QUANTILE_COLUMNS
 from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.errors import ModelError
 from schemas.errors import DamagedError, MemberError

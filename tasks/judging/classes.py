@@ -8,7 +8,8 @@ constant over time: the reference forecasts the class frequencies of the trainin
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.prediction import Prediction
+from cpbmodels.data.series import Series
 from tasks.judging.member import MemberScore, certainty, check_judgeable, step_us, times_of
 from tasks.judging.scores import Array, Rows, classification, realised
 

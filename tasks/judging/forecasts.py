@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.prediction import Prediction
+from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import DamagedError, log
 from schemas.handover import JobMember

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.prediction import Prediction
+from cpbmodels.data.series import Series
 from schemas.failure import Failure
 from schemas.handover import JobMember, ShardJob, TrainedMember
 from schemas.ledger import BANDS, JudgedMetrics, Reference

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.prediction import Prediction
+from cpbmodels.data.series import Series
 from schemas.errors import MemberError
 from tasks.judging import inference, scores, verdicts
 from tasks.judging.scores import BAND_LEVELS, MEDIAN, TAILS, Array, realised

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.prediction import Prediction
+from cpbmodels.data.series import Series
 from tasks.judging.scores import BAND_LEVELS, LEVELS, MEDIAN, Array
 from tasks.storage.files import write_bytes
 

@@ -8,7 +8,8 @@ the walk with EWMA volatility, and a table of its own from the training span. Th
 import numpy as np
 
 from cpbmodels.data import touch
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.prediction import Prediction
+from cpbmodels.data.series import Series
 from tasks.judging.baselines import ScaledTable
 from tasks.judging.scores import Array
 

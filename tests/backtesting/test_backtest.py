@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cpbmodels.data.series import Prediction
+from cpbmodels.data.prediction import Prediction
 from schemas.failure import Failure
 from schemas.identity import ModelId
 from tasks.backtesting import report, rolling, rows

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plotly import graph_objects
 
-from cpbmodels.data.series import QUANTILE_COLUMNS
+from cpbmodels.data.prediction import QUANTILE_COLUMNS
 from schemas.decision import Decision
 from schemas.identity import SeriesId
 from tasks.figures import board, forecast, judged, over_time

@@ -15,7 +15,8 @@ import pytest
 
 import cpbmodels
 from cpbmodels.data.columns import LAMBDA
-from cpbmodels.data.series import QUANTILE_COLUMNS, Series
+from cpbmodels.data.prediction import QUANTILE_COLUMNS
+from cpbmodels.data.series import Series
 from cpbmodels.fleet.config import CONFIG, WEIGHTS
 from schemas.candles import KLINES
 from schemas.errors import CpbError, DamagedError, MemberError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpbmodels.data import touch
-from cpbmodels.data.series import Prediction
+from cpbmodels.data.prediction import Prediction
 from tasks.judging import baselines
 from tasks.judging.member import MemberScore, judge_member
 from tasks.judging.pool import judge_pools

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from cpbmodels import ModelError, Series, ensemble, load, predict, train_fleet
 from cpbmodels.data import touch
-from cpbmodels.data.series import Prediction
+from cpbmodels.data.prediction import Prediction
 from cpbmodels.mlflow import CandleModel
 from tests.tools.candles import series_for, table, walk
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 
-from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.prediction import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.contract import check_columns
 from schemas.errors import MemberError
 from schemas.forecast_rows import (

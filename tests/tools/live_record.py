@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.prediction import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.candles import KLINES
 from schemas.forecast_rows import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId

@@ -17,7 +17,7 @@ from mlflow.pyfunc import scoring_server
 from mlflow.types.schema import AnyType, DataType
 
 import cpbmodels
-from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.prediction import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.storage.model_folder import damaged
 from tasks.storage.wheel import light_wheel

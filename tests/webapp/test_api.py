@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 
-from cpbmodels.data.series import QUANTILE_COLUMNS
+from cpbmodels.data.prediction import QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.forecasting.months import month_bytes
 from tests.tools.packaged import weights_sha256
