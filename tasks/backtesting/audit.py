@@ -78,6 +78,7 @@ def audit(spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Audit:
     timeframes = dict.fromkeys(fold.id.timeframe for fold in folds)
     for done, timeframe in enumerate(timeframes):
         report_progress("check look-ahead", done, len(timeframes), "timeframes")
+        # The newest fold has the longest past, so a leak of any length shows; folds of a series share its columns.
         newest = {fold.id: fold for fold in folds if fold.id.timeframe == timeframe}.values()  # oldest first
         checked = [
             fold for fold in newest if _guarded(spec, fold, result, partial(_check_columns, fold, result))
@@ -128,6 +129,8 @@ def _check_models(spec: BacktestSpec, fold: FoldSeries, result: Audit, klines: p
     fleets = dict(zip(fleet_names(spec.fleets), spec.fleets, strict=True))
     trained = {name: _train(spec, fleet, fold, fold.series) for name, fleet in fleets.items()}
     fits = {"reference": ewma_walk, **{name: BASELINES[name] for name in spec.baseline_names}}
+    # Exact values first, by the strict tolerance; forecasts in float32 have a looser one, in which a small leak
+    # would hide.
     exact = {f"training of {name}": training_inputs(member) for name, member in trained.items()}
     exact |= {f"baseline {name}": baseline(fit) for name, fit in fits.items()}
     first = first_cut(fold.series)
@@ -148,6 +151,7 @@ def _add_leaks(result: Audit, fold: FoldSeries, leaks: Mapping[str, str]) -> Non
 
 def _train(spec: BacktestSpec, fleet: FleetSpec, fold: FoldSeries, series: Series) -> cpbmodels.Member:
     """Train in this process, because a shuffled series is not stored in a file."""
+    # By the plan and the functions of a real training: what is checked is what the backtest trains.
     (job,) = plan_folds(spec, fleet, [fold]).shards
     profile = None if spec.profile == "auto" else spec.profile
     (member,) = train_members(

@@ -99,6 +99,8 @@ def finish_backtest(
     ]
     methods: list[Method] = [*baselines(spec.baseline_names, [fleet.name for fleet in fleets]), *fleets]
     # The rows of an earlier backtest in the same folder are replaced atomically.
+    # Judging, the check and the tables within the block: if any of them fails, the rows of the earlier backtest
+    # stay.
     with new_folder(Path(spec.out) / "forecasts") if spec.out else nullcontext() as folder:
         # Of trained models only: baselines are fast to recompute, and rows are large.
         rows = {fleet.name: folder for fleet in fleets if folder and fleet.name != plan.beside}
@@ -118,6 +120,7 @@ def finish_backtest(
         }
         notes = [*report_notes(spec, judged), *([lookahead] if lookahead else [])]
         write_results(spec, judged, presets, notes, answer)
+        # After the results are written: a killed command that is repeated finds all that it needs.
         for fleet in fleets:
             fleet.discard_unread()
     _report(judged, len(failures), len(plan.incomplete), lookahead, report)

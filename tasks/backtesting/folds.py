@@ -72,11 +72,14 @@ def load_folds(
         loaded += in_folds
         if error and not in_folds:
             failures.append(Failure.of(record.series, "plan", error))
+    # Over all coins that were loaded: for the look-ahead check and for trials, which train in this process. Trained
+    # fleets read the coins of their own shard.
     shared = cross_sections({fold.id: fold.series for fold in loaded})
     loaded = [
         replace(fold, series=replace(fold.series, cross_section=shared[market_key(fold.id)]))
         for fold in loaded
     ]
+    # Fold by fold: a universal model is trained per fold, and shards of one fold load the same spans.
     loaded.sort(key=lambda fold: fold.fold)
     shorter = [shortened([r for r in records if r.series.timeframe == t], len(b)) for t, b in bounds.items()]
     incomplete = (*filter(None, shorter), *_incomplete(records, loaded, bounds))
@@ -91,6 +94,7 @@ def _load(
         series = read_features(home, record)
     except CpbError as error:
         return [], error
+    # The first folds end years ago: a coin listed later lacks them and is judged on the rest.
     in_folds, last = [], None
     for fold, spans in enumerate(bounds, start=1):
         try:

@@ -46,6 +46,7 @@ def check_lookahead(
         cuts: number of random cuts.
         tolerance: relative; only the order of summation may differ between the computations.
     """
+    # At random, as a leak of any length (a centred window, a shifted column) shows at every cut, near its edge.
     whole = compute(klines)
     leaks: dict[str, str] = {}
     for cut in np.unique(np.random.default_rng(0).integers(first, klines.height, cuts)).tolist():
@@ -55,6 +56,8 @@ def check_lookahead(
             scale = np.nanmax(np.abs(without), initial=0.0)
             same = np.isclose(with_future, without, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
             if not same.all():
+                # The last row that differs: a leak shows at the cut, where the future begins, and this row is
+                # nearest to it.
                 row, column = np.argwhere(~same)[-1]
                 leaks.setdefault(
                     name,
@@ -81,6 +84,8 @@ def forecasts(forecast: Callable[[Series, Rows], Array]) -> Reading:
     """Return the reading of values [N, H, …] from every usable row of the test span; NaN at other rows."""
 
     def read(series: Series) -> Array:
+        # Every usable row, not only origins with all targets: the newest rows of a cut have no targets, and a leak
+        # would be there.
         rows = np.flatnonzero(series.usable(30))
         rows = rows[rows >= series.spans["test"][0]]
         quantiles = forecast(series, rows)
@@ -122,6 +127,7 @@ def training_inputs(member: cpbmodels.Member) -> Reading:
     """Return the inputs of such a model's training per candle: 1 training and 2 validation origins, and the scaling."""
 
     def read(series: Series) -> Array:
+        # By the trainer's own functions: a copy of their rules would prove the copy.
         bank = Bank.build([series], member.options, torch.device("cpu"), torch.float32)
         task = make_task(bank, [series], MemberPlan((0,), 0, series.symbol), member.options)
         windows = np.zeros((len(series), 1))

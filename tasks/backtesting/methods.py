@@ -27,6 +27,7 @@ def robust_har(series: Series, origins: Rows, horizon: int) -> RangeModel:
     Raises:
         ModelError: there is no training origin.
     """
+    # Of the preset default, whatever the fleets' own: the baseline must be the same in every report.
     options = preset("default", "robust-har")
     return fit_ranges([(series, origins)], options.features, options.calendar, horizon, options.input_clip)
 
@@ -82,6 +83,8 @@ class Baseline:
     def forecast(self, fold: FoldSeries) -> Prediction:
         """Fit on the fold's training origins and forecast its test span."""
         fitted = self.fit(fold.series, fold.series.origins("train", 1, HORIZON), HORIZON)
+        # From a context of one candle: a baseline forecasts every row that any model forecasts, so common rows are
+        # the model's.
         origins = fold.series.origins("test", 1, HORIZON)
         return Prediction(origins, fitted.quantiles(fold.series, origins))
 
@@ -115,6 +118,8 @@ class TrainedFleet:
 
     def on(self, series: SeriesId) -> "TrainedFleet":
         """Return the fleet's models on a series."""
+        # A request carries this series' few records: of hundreds of coins, all of them would take longer to send
+        # than to judge.
         members = {key: planned for key, planned in self.members.items() if key[0] == series}
         failures = {model: failure for model, failure in self.failures.items() if failure.series == series}
         return TrainedFleet(self.name, members, failures)

@@ -45,9 +45,11 @@ def all_pairs(members: Sequence[MemberScore]) -> list[Pair]:
         groups[member.timeframe][member.architecture].append(member)
     pairs: list[Pair] = []
     for timeframe, models in groups.items():
+        # Two methods that share no coin have no common row, and comparing them would raise.
         coins = {name: {score.symbol for score in scores} for name, scores in models.items()}
         names = [(a, b) for a, b in combinations(models, 2) if coins[a] & coins[b]]
         compared = [compare_pair(models[a], models[b]) for a, b in names]
+        # Over the pairs of a timeframe, which are read together: with five methods ten pairs are compared.
         corrected = inference.holm([p for _, p, _ in compared])
         pairs += [
             Pair(a, b, timeframe, ratio, p, n)

@@ -24,6 +24,7 @@ def backtest_rows(fold: FoldSeries, forecasts: Prediction, model: str) -> pl.Dat
     series, origins = fold.series, forecasts.origins
     assert series.times is not None  # every stored series has times
     last = series.prices[origins, 3][:, None, None]
+    # Issued when the origin's candle closes, an interval after it opens.
     issued = pl.Series(series.times[origins] + fold.id.seconds * 1_000_000).cast(pl.Datetime("us", "UTC"))
     close = last * np.exp(forecasts.quantiles)
     horizon = close.shape[1]
@@ -51,6 +52,7 @@ def write_rows(folder: Path, fold: FoldSeries, forecasts: Prediction, model: str
     """
     part = quote(model, safe="+")  # as readers of such folders expect it: `model=gru%2Fseed-gru`
     path = fold.id.folder(folder, f"model={part}") / f"fold-{fold.fold}.parquet"
+    # The fastest level: rows are large, written by every judge, and read seldom.
     buffer = io.BytesIO()
     backtest_rows(fold, forecasts, model).write_parquet(buffer, compression="zstd", compression_level=1)
     write_bytes(path, buffer.getvalue())

@@ -27,6 +27,7 @@ def with_shuffled_features(series: Series) -> Series:
     random = np.random.default_rng(0)
     features = series.features.copy()
     moved = [i for i, name in enumerate(series.names) if name not in RETURNS]
+    # Rows with gaps stay where they are: otherwise windows would vanish or appear, and with them origins.
     complete = np.isfinite(features).all(axis=1)
     for name in ("train", "validation"):
         first, last = series.spans[name]
@@ -48,6 +49,7 @@ def with_shuffled_candles(series: Series) -> Series:
         first, last = series.spans[name]
         rows = first + np.flatnonzero(whole[first:last])
         returns[rows] = returns[random.permutation(rows)]
+    # A hole in the candles is a move of 0: prices stay finite, and no window crosses it anyway.
     moves = np.where(whole[:, None], returns, 0.0)
     # Returns of a row are relative to the close of the previous row; column 3 is the return of the close.
     close = np.cumsum(moves[:, 3])

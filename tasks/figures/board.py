@@ -60,6 +60,7 @@ def board_figure(rows: Sequence[Row]) -> Figure:
             `tasks.tracking.leaderboard`; with `preset` and `flow_run` if rows may differ in these.
     """
     labels = model_names(rows)
+    # A label says only what tells rows apart: the timeframe, the preset and the run appear where they differ.
     if len({row.get("timeframe") for row in rows}) > 1:
         labels = [f"{label} {row['timeframe']}" for label, row in zip(labels, rows, strict=True)]
     runs = {(label, row.get("flow_run")) for label, row in zip(labels, rows, strict=True)}
@@ -139,6 +140,7 @@ def compare_figure(first: str, second: str, rows: Sequence[Row], left_out: int =
     ordered = sorted(rows, key=lambda row: row["first"])
     coins = [str(row["symbol"]) for row in ordered]
     ratios = {key: numbers(row[key] for row in ordered) for key in ("first", "second")}
+    # One trace for all coins, with gaps: a trace per coin would take a legend entry and time each.
     x = [value for pair in zip(*ratios.values(), strict=True) for value in (*pair, None)]
     y = [value for coin in coins for value in (coin, coin, None)]
     joined = scatter("lines", x, y, line={"color": "$line", "width": 3}, hoverinfo="skip", showlegend=False)
@@ -210,6 +212,7 @@ def _error_bars(rows: list[Row], colour: str) -> dict[str, Any]:
             "color": colour,
             "thickness": 2,
             "width": 4,
+            # Ends may lie on the wrong side of the ratio by rounding: an error bar's length is not negative.
             "array": [0 if b is None else max(0.0, b - r) for b, r in zip(highs, ratios, strict=True)],
             "arrayminus": [0 if a is None else max(0.0, r - a) for a, r in zip(lows, ratios, strict=True)],
         },

@@ -55,6 +55,7 @@ def _candle_length(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> time
         step, target, issued = forecast.select("step", "target_time", "issued_at").row(0)
         length: timedelta = (target - issued) / step
         return length
+    # The shortest, as holes are longer.
     steps = candles["open_time"].sort().diff().drop_nulls()
     shortest = steps.min()
     return shortest if isinstance(shortest, timedelta) else timedelta()
@@ -152,6 +153,7 @@ def _came_true(forecast: pl.DataFrame, candles: pl.DataFrame) -> list[dict[str, 
 
 def _earlier(rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the bands and medians of earlier forecasts, a trace per kind with gaps between the forecasts."""
+    # Two traces for all of them: dozens of traces make panning slow.
     band: tuple[list[Any], list[Any]] = ([], [])
     middle: tuple[list[Any], list[Any]] = ([], [])
     for issued in rows.sort("issued_at", "step").partition_by("issued_at", maintain_order=True):
@@ -252,6 +254,7 @@ def _view(
     """Return times, lows and highs of the initial view: the newest candles, or those around an earlier forecast."""
     window = candles.tail(SHOWN)
     if forecast is not None and len(window) and forecast["issued_at"][0] < window["close_time"][0]:
+        # An earlier forecast stands in the middle: what came before it, and what came true.
         before = SHOWN // 2 * _candle_length(forecast, forecast)
         window = candles.filter(pl.col("close_time") >= forecast["issued_at"][0] - before)
     ends = [*window["close_time"].head(1), *window["close_time"].tail(1)]

@@ -117,6 +117,8 @@ def judged_sections(
     sections = [Section("Verdicts", items=verdicts, text=[] if pools else ["No model was judged."])]
     if comparisons:
         sections.append(Section("Comparison of every two models", items=comparisons, folded=True))
+    # Classifiers have no quantiles, so no reliability; their ratio is of another score, and has no place on this
+    # board.
     of_prices = [p for p in pools if "reliability" in p.steps]
     if not of_prices:
         return sections
@@ -150,6 +152,7 @@ def _figures(pools: list[PoolScore], members: list[MemberScore]) -> list[tuple[s
     ]
     if touched:
         drawn = reliability_figure(touched, "touched prices")
+        # After the reliability of closes, which has the same axes.
         figures.insert(2, ("Reliability of the chance of a touch, in deciles", drawn))
     return figures
 

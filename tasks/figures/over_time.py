@@ -42,6 +42,7 @@ def record_figure(record: pl.DataFrame) -> Figure:
     if record.is_empty():
         return nothing("No forecast has been scored yet: the record begins after the first whole day.")
     days = times(record["day"])
+    # The interval begins where there are days enough; plotly would connect across the nulls.
     bounded = record.filter(pl.col("low").is_not_null())
     traces = _interval(bounded) if len(bounded) else []
     hover = "<b>%{x|%-d %b %Y}</b><br>%{fullData.name}: %{y:.4f}<extra></extra>"

@@ -126,12 +126,14 @@ def _payload(figures: list[Figure]) -> bytes:
 
 
 def _packed(data: bytes) -> str:
+    # Without a time in gzip's header, the same figures give the same bytes.
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
 @cache
 def _bundle() -> str:
     """Return plotly's compressed browser bundle; compression takes half a second, once per process."""
+    # From the installed wheel: the page then draws what the tests' schema describes.
     return _packed((files("plotly") / "package_data" / "plotly.min.js").read_bytes())
 
 

@@ -56,6 +56,7 @@ def number(value: Any) -> float | None:
     """Return a number as in `numbers`."""
     if value is None or not abs(value) < MAX_VALUE:
         return None
+    # Six digits draw the same picture, and make a shorter page.
     return float(f"{float(value):.6g}")
 
 
@@ -76,6 +77,7 @@ def time(value: datetime | date) -> str:
 
 def price_format(price: float | None) -> str:
     """Return a number format for prices: at least five digits, cents for large prices (108,250.12, 0.00001234)."""
+    # Five digits from the first that is not 0: what a tick of a cheap coin needs, and cents for a dear one.
     magnitude = math.floor(math.log10(abs(price))) if price and math.isfinite(price) else 0
     return f",.{max(2, min(12, 4 - magnitude))}f"
 

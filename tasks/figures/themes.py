@@ -142,7 +142,9 @@ def _fill(value: Any, roles: dict[str, str]) -> Any:
         return roles.get(value, value)
     if isinstance(value, dict):
         return {
-            k: v if k in DATA_KEYS and not isinstance(v, dict) else _fill(v, roles) for k, v in value.items()
+            # Arrays of data are shared, not walked: they are most of a figure.
+            k: v if k in DATA_KEYS and not isinstance(v, dict) else _fill(v, roles)
+            for k, v in value.items()
         }
     if isinstance(value, list):
         return [_fill(item, roles) for item in value]

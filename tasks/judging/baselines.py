@@ -44,6 +44,8 @@ class ScaledTable:
     @classmethod
     def fit(cls, scale: Scale, series: Series, origins: Rows, horizon: int) -> "ScaledTable":
         """Fit the table: the quantiles per step of the moves after the training origins, divided by their scale."""
+        # Dividing by the scale first makes moves of calm and of wild days comparable, so one table of quantiles per
+        # step serves all origins.
         return cls(scale, levels(realised(series, origins, horizon) / scale(series, origins, horizon)))
 
     def quantiles(self, series: Series, origins: Rows) -> Array:
@@ -53,6 +55,7 @@ class ScaledTable:
 
 def step_scale(series: Series, origins: Rows, horizon: int) -> Array:
     """Return σ × √step [N, H]: EWMA volatility at the origin, scaled with the step as for a random walk."""
+    # Variances of independent steps add up: the standard deviation of k steps is √k times that of one.
     return series.volatility[origins][:, None] * np.sqrt(np.arange(1, horizon + 1))
 
 
@@ -81,6 +84,7 @@ def reference(series: Series, fit_origins: Rows, eval_origins: Rows, horizon: in
 
 def levels(moves: Array) -> Array:
     """Return the empirical quantiles [H, 19] of moves [N, H], at the 19 levels of a forecast."""
+    # Contiguous, as the table is stored as JSON and read back: sums over another layout may round differently.
     return np.ascontiguousarray(np.quantile(moves, LEVELS, axis=0).T)
 
 
@@ -95,6 +99,8 @@ def fit_reference(
     Raises:
         ValueError: there is no training origin.
     """
+    # A context of one candle, whatever the model's: the reference needs only the newest volatility, and must not
+    # depend on the model that it is compared with.
     origins = series.origins("train", 1, horizon)
     table = ewma_walk(series, origins, horizon).table
     assert series.times is not None

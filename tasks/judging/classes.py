@@ -25,6 +25,7 @@ def true_classes(series: Series, origins: Rows, band: float) -> NDArray[np.int64
 
 def ranked_probability_score(probabilities: Array, actual: NDArray[np.int64]) -> Array:
     """Return the squared distance [N] between cumulative class probabilities [N, C] and the class that occurred."""
+    # The last cumulative probability is always 1, for any forecast and outcome, and is left out of the sum.
     occurred = np.arange(probabilities.shape[1])[None, :] >= actual[:, None]  # cumulative outcome
     return ((np.cumsum(probabilities, axis=1) - occurred)[:, :-1] ** 2).sum(axis=1)
 
@@ -50,6 +51,8 @@ def judge_classes(
     origins, chances = prediction.origins, prediction.probabilities
     assert chances is not None
     check_judgeable(f"{architecture}/{series.symbol}/{series.timeframe}", chances)
+    # The reference may look at the training span alone: the frequencies of the test span would be knowledge of its
+    # outcome.
     training = true_classes(series, series.origins("train", 1, 1), band)
     frequencies = np.bincount(training, minlength=3) / max(1, len(training))
     actual = true_classes(series, origins, band)

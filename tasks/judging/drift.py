@@ -82,6 +82,8 @@ def limits(
 
     After a short test span the promises of two bands may be equal, or 1: limits differ by at least `_APART`.
     """
+    # Bands are nested: a wider band cannot be missed more often than a narrower, and the odds divide by the
+    # difference of their limits.
     misses, inner = {}, np.asarray(1.0)
     for band in BANDS:
         promised = 1 - np.asarray(coverage_step_1.get(band, band / 100)) + TOLERANCE_MISSES[band]
@@ -130,6 +132,8 @@ class Capital:
         A bet on step 1 is settled before the next bet. Bets on the CRPS overlap: the stake on a forecast is a share of
         the capital that was settled when the forecast was issued, `horizon` forecasts ago.
         """
+        # New money is counted per time, not per forecast: a champion at 15m gets four times the bets of one at 1h,
+        # and must not raise four times the false alarms.
         year = step_seconds / _YEAR_SECONDS
         odds = _odds(outcome.missed, limit.misses)
         self.bands = np.minimum((self.bands + FRESH["bands"] * year) * odds, MAX_CAPITAL)
@@ -137,6 +141,8 @@ class Capital:
         odds = 1 + _EXCESS_STAKE * (beyond - limit.excess)
         self.excess = np.minimum((self.excess + FRESH["bands"] * year) * odds, MAX_CAPITAL)
         excess = (outcome.crps - limit.crps_ratio * outcome.ref_crps) / (_CRPS_UNIT * outcome.ref_width)
+        # The capital of `horizon` forecasts ago: a stake must not know anything of this forecast's outcome, which
+        # begins to show with the next candle.
         gain = self._stake(self.crps[0]) * np.clip(excess, -_CRPS_CLIP, _CRPS_CLIP)
         newest = np.minimum(self.crps[-1] + gain + FRESH["crps"] * year, MAX_CAPITAL)
         self.crps = np.concatenate([self.crps[1:], newest[None]])
@@ -147,6 +153,8 @@ class Capital:
 
         Stakes on unscored forecasts count as lost.
         """
+        # Evidence must never be taken back: the worst outcome of the open bets is assumed, so a capital that is
+        # reported is safe.
         open_stakes = self._stake(self.crps[:-1]).sum(axis=0)
         sure = np.maximum(self.crps[-1] - _CRPS_CLIP * open_stakes, 0)
         return {"bands": np.minimum(self.bands, self.excess), "crps": sure}

@@ -58,6 +58,7 @@ def judge_shard(
             on_judged()
         return failures
 
+    # All requests at once, in the order of the members; the pool of judges is the limit.
     requests = [members[i : i + _AT_ONCE] for i in range(0, len(members), _AT_ONCE)]
     failures: list[Failure] = []
     for result in run_each([partial(ask, some) for some in requests], judges.number):
@@ -96,6 +97,8 @@ def judge_fleet(
                 judges, shard, missing, lambda: report_progress(name, next(done), total, "members")
             )
             failures += failed
+            # Scores travel by file, not by pipe: the file is what a repeated command finds, so what is used is what
+            # is stored.
             lost = {failure.model for failure in failed}
             for member in (member for member in missing if member.model not in lost):
                 try:
@@ -105,6 +108,8 @@ def judge_fleet(
     # In the order of the plan: the pools must not depend on the order in which the shards finished.
     names = [member.name for member in plan.members if member.name in scores]
     corrected = apply_holm([scores[name] for name in names])
+    # Only now: p is corrected over all members of the fleet, so no member's verdict is final before the last is
+    # judged.
     for name, score in zip(names, corrected, strict=True):
         write_metrics(folders[name], score.metrics, score.verdict)
     return FleetScore(

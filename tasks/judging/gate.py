@@ -109,6 +109,7 @@ class GateDecision:
 
 def ineligible(candidate: GateModel) -> GateDecision | None:
     """Return why a candidate cannot serve any series, or None."""
+    # From the most to the least telling reason: the first that applies is what a user reads.
     learnt, served, stopped = candidate.market, candidate.series.market, candidate.stopped
     rules = {
         "diverged": candidate.diverged and "its training diverged",
@@ -122,6 +123,8 @@ def ineligible(candidate: GateModel) -> GateDecision | None:
 
 def refused(candidate: GateModel, incumbent: GateModel) -> GateDecision | None:
     """Return why a candidate may not replace this incumbent, whatever its figures; None if the figures decide."""
+    # An older model may be better on its own rows; but a champion that knows fewer candles is a step back in time,
+    # which nobody notices, so it takes a reason given by hand.
     older, other_horizon = is_older(candidate, incumbent), candidate.horizon != incumbent.horizon
     rules = {
         "older": older
@@ -177,6 +180,8 @@ def refresh(candidate: GateModel, incumbent: GateModel, compared: Compared | Non
     Args:
         compared: both on the newest rows used neither to train nor to select either model; None if there are too few.
     """
+    # The bar of a refresh is "not worse", not "better": the same recipe on newer candles has no reason to be better,
+    # and each night's difference is far below what its rows can show.
     rule = "refresh" if candidate.recipe == incumbent.recipe else "provisional"
     if compared is None or compared.n < MIN_ROWS:
         rows = compared.n if compared else 0
@@ -201,6 +206,7 @@ def choose_successor(
     Args:
         fielded: tonight's eligible models of the series. order: tonight's recipes, best first.
     """
+    # A provisional champion yields to any other preset, the best first; its own recipe refreshes it otherwise.
     better = [recipe for recipe in order if recipe in fielded and recipe.preset != PROVISIONAL]
     if incumbent.provisional and better:
         return fielded[better[0]]
@@ -217,6 +223,7 @@ def rank(validation: Mapping[Name, Mapping[SeriesId, float]]) -> dict[Name, floa
     advantage. The validation span is used because a recipe chosen on the test span would be judged on the same rows.
     """
     coins = {series for ratios in validation.values() for series in ratios}
+    # The penalty for a missing coin depends on the others alone, so a recipe cannot improve by failing.
     worst = {s: max(ratios[s] for ratios in validation.values() if s in ratios) for s in coins}
     pooled = {
         recipe: sum(ratios.get(s, worst[s]) for s in coins) / len(coins)
@@ -236,5 +243,7 @@ def choose_first(
     counts: dict[Recipe, int] = {}
     for recipe in serving:
         counts[recipe] = counts.get(recipe, 0) + 1
+    # A coin listed yesterday gets what serves the others: one recipe per timeframe is easier to watch, and a choice
+    # on its few rows would be luck.
     ranked = [*sorted(counts, key=lambda r: (-counts[r], r)), *order]
     return next((fielded[recipe] for recipe in ranked if recipe in fielded), None)

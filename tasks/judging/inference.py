@@ -21,6 +21,8 @@ NORMAL = 1.96
 
 def block_length(horizon: int, n: int) -> int:
     """Return the length of a block in candles: √n, but at least two horizons, so overlapping targets share a block."""
+    # √n is the usual compromise: longer blocks keep more of the clustering, shorter ones leave more blocks to draw
+    # from. Targets of one horizon overlap, so a block that holds two leaves most of them whole.
     return max(2 * horizon, math.isqrt(max(0, n)))
 
 
@@ -31,12 +33,16 @@ def block_ids(times: NDArray[np.int64], length_us: int, start: int | None = None
 
 def bootstrap_weights(blocks: int, draws: int = DRAWS, seed: int = 0) -> Array:
     """Return weights [draws, blocks]: how often each resample draws each block (with replacement)."""
+    # Multinomial counts are the same draw as block indices with replacement, in one product with the sums per block:
+    # no resample is ever laid out row by row.
     generator = np.random.default_rng(seed)
     return generator.multinomial(blocks, np.full(blocks, 1 / blocks), size=draws).astype(float)
 
 
 def ratio_draws(numerator: Array, denominator: Array, weights: Array) -> Array:
     """Return resampled ratios [draws, C] from sums per block [blocks, C]; 1 for a draw without rows."""
+    # Coins start at different times: a resample may hold no block of a young coin. Its ratio is then 1, which says
+    # nothing for or against, where 0 / 0 would make the whole draw nan.
     below = weights @ denominator
     return np.where(below > 0, (weights @ numerator) / np.where(below > 0, below, 1), 1.0)
 
@@ -76,6 +82,7 @@ def hac_variance(differences: Array, lags: int) -> float:
     """Return the Newey-West (Bartlett) long-run variance of the mean of `differences` [N]."""
     x = differences - differences.mean()
     n = len(x)
+    # Bartlett's weights 1 - lag / (lags + 1) keep the sum positive; unweighted autocovariances may not.
     total = x @ x
     for lag in range(1, min(lags, n - 1) + 1):
         total += 2 * (1 - lag / (lags + 1)) * (x[lag:] @ x[:-lag])
@@ -90,11 +97,15 @@ def diebold_mariano(differences: Array, lags: int) -> tuple[float, float]:
     critical value of Kiefer and Vogelsang, "A New Asymptotic Theory for HAC Tests", Econometric Theory 21 (2005), table
     1, Bartlett kernel.
     """
+    # Losses that differ by one constant have a variance of 0: infinitely certain if the constant is not 0, as of a
+    # forecast against itself on a price that never moves.
     if len(differences) < 2 or not np.any(differences != differences[0]):
         same = len(differences) == 0 or differences[0] == 0
         return (0.0, 1.0) if same or len(differences) < 2 else (math.copysign(math.inf, differences[0]), 0.0)
     variance = hac_variance(differences, lags)
     statistic = float(differences.mean() / math.sqrt(variance))
+    # erfc(x / √2) is the two-sided p of a normal x. Rescaled by the critical value, p is .05 exactly where the
+    # statistic reaches the 5 % point for this bandwidth, and in between the normal's shape is kept.
     return statistic, math.erfc(abs(statistic) * NORMAL / _critical(lags, len(differences)) / math.sqrt(2))
 
 
@@ -108,6 +119,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted by Holm's step-down method, in the order given."""
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p, kind="stable")
+    # The k-th smallest p is multiplied by the number of hypotheses not yet rejected; the running maximum keeps the
+    # order, as a p must not be smaller after the correction than one that was smaller before.
     stepped = np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p))))
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(stepped, 1)
@@ -130,6 +143,7 @@ def not_worse(
         step_us: length of a candle in µs.
 
     """
+    # A price that never moved is forecast without loss by any model: then both are as good, or nothing is known.
     if not incumbent.any():
         return (1.0, 1.0, 1.0) if len(challenger) and not challenger.any() else (1.0, -math.inf, math.inf)
     length = block_length(horizon, len(challenger)) * step_us

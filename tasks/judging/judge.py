@@ -61,6 +61,8 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
     fitted: Reference | None = None
     if test.quantiles.size:
         fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1])
+        # By the table that is stored as the reference, so that judging, forecasting and the watch use the same
+        # numbers.
         walk = ScaledTable(step_scale, np.asarray(fitted.table))
         other = walk.quantiles(series, test.origins)
         score = judge_member(
@@ -74,6 +76,7 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         validation = forecasts(shard, spec, series, "validation")
         skill = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}
         score = replace(score, metrics=score.metrics | skill)
+        # Of the first step alone: its targets do not overlap, so the watch can bet on each of them.
         first = {band: float(score.steps[f"coverage_{band}"][0]) for band in BANDS}
         truth = realised(series, test.origins, 1)
         reference_first = {band: float(coverage(other[:, :1], truth, band)[0]) for band in BANDS}
@@ -83,6 +86,8 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         assert trained.flat_band is not None
         band = trained.flat_band
         score = judge_classes(series, test, band=band, architecture=job.architecture, seed=spec.model.seed)
+    # The seal is without these files while they are written: if this judge is killed in between they count as
+    # missing, and the member is judged again.
     model, scored, predicted = folder / "model", score_file(folder), ("test.npz", "validation.npz")
     judged = (f"model/{name}" for name in (REFERENCE, FORECAST_PICTURE, LOSS_PICTURE))
     with resealing(folder, scored.name, *judged, *predicted):

@@ -50,14 +50,18 @@ def ratio_interval(
     if days < MIN_DAYS * shared or reference == 0:
         return None
     mean_m, mean_r = model / days, reference / days
+    # Moments from running sums: the live record keeps six numbers a series, not its days. Cancellation may leave a
+    # variance a little below 0.
     spread = days / (days - 1)
     var_m = max(0.0, model_squares / days - mean_m**2) * spread
     var_r = max(0.0, reference_squares / days - mean_r**2) * spread
     cov = (products / days - mean_m * mean_r) * spread
     width = shared * _sequence_width(days, alpha)
+    # (mean m - R mean r)² <= width (var m - 2 R cov + R² var r), sorted by powers of R: a R² - 2 b R + c <= 0.
     a = mean_r**2 - width * var_r
     b = mean_m * mean_r - width * cov
     c = mean_m**2 - width * var_m
+    # The reference's mean is itself not yet told from 0, so no R is excluded in one direction (Fieller).
     if a <= 0:
         return None
     root = math.sqrt(max(0.0, b * b - a * c))

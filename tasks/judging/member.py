@@ -98,6 +98,8 @@ def judge_member(
     """
     quantiles, origins = prediction.quantiles, prediction.origins
     check_judgeable(f"{architecture}/{series.symbol}/{series.timeframe}", quantiles)
+    # Losses are per origin and step, [N, H]; what is stored per origin is the mean over steps, as the test is of
+    # origins and their overlap, not of single steps.
     truth = realised(series, origins, quantiles.shape[1])
     model_losses, reference_losses = _losses(quantiles, truth), _losses(reference, truth)
     # The MAE is compared with the last close itself, not with the slightly shifted median of the reference.
@@ -170,6 +172,7 @@ def _steps(
 def _metrics(
     series: Series, quantiles: Array, truth: Array, losses: dict[str, Array], steps: dict[str, Array]
 ) -> dict[str, float]:
+    # A step at which the price never moved has no direction to be right about: a coin toss.
     direction = np.where(steps["counted"] > 0, steps["hits"] / np.maximum(steps["counted"], 1), 0.5)
     metrics = {
         "test_n": len(truth),
@@ -204,6 +207,7 @@ def _ratio(losses: dict[str, Array], name: str, at: int | slice = slice(None)) -
 
 def certainty(score: MemberScore, seed: int, name: str = "crps") -> dict[str, float]:
     """Return `test_NAME_ratio_low`, `_high` (block bootstrap) and p (Diebold-Mariano) of a loss per origin."""
+    # The same length for interval and test, so that both rest on the same idea of what is independent.
     length = inference.block_length(score.horizon, len(score.times))
     ids = inference.block_ids(score.times, length * score.step_us)
     model_losses, reference_losses = score.losses[name], score.losses[f"reference_{name}"]
@@ -216,6 +220,7 @@ def training_returns(series: Series) -> Array:
     """Return the one-candle log-returns of the training span, within segments; [1] if the price never moved."""
     first, last = series.spans["train"]
     close = np.log(series.prices[first:last, 3])
+    # Across a hole in the candles, or a leap of the price level, a difference is no return.
     returns = np.diff(close)[np.diff(series.segments[first:last]) == 0]
     return returns if np.any(returns) else np.ones(1)  # scale of 100 %: keeps MASE finite
 

@@ -79,6 +79,7 @@ def daily_losses(challenger: Sequence[MemberScore], incumbent: Sequence[MemberSc
     """
     times, *losses = common_losses(challenger, incumbent)
     days = [instants // 86_400_000_000 for instants in times]
+    # All coins on one axis of days: a day on which a coin has no row adds 0 to its sums.
     every = np.unique(np.concatenate(days))
     places = [np.searchsorted(every, day) for day in days]
     sums = [inference.sums_by_block(places, of_model, len(every)) for of_model in losses]
@@ -96,6 +97,7 @@ def paired(losses: DailyLosses) -> Paired:
     low, high = inference.bootstrap_interval(
         [blocks] * coins, list(losses.challenger.T), list(losses.incumbent.T)
     )
+    # Months of the calendar, not of 30 days: a user can look them up.
     months = losses.days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
     _, place, size = np.unique(months, return_inverse=True, return_counts=True)
     whole = size >= MIN_MONTH_DAYS
@@ -108,6 +110,7 @@ def paired(losses: DailyLosses) -> Paired:
         ratio=1 + float(difference.mean()),
         low=low,
         high=high,
+        # One-sided: only a recipe that is better can replace one. The test gives two-sided p.
         p=p / 2 if difference.mean() < 0 else 1 - p / 2,
         months=int(whole.sum()),
         better=int((means < 0).sum()),
@@ -123,6 +126,8 @@ def corrected(p_values: Sequence[float], trials: Sequence[int], before: int) -> 
     all of it for the first to be named, whatever their number. Over any sequence of submissions the shares add up to
     ALPHA at most, and so does the probability of ever replacing a recipe by a recipe that is not better.
     """
+    # The trials that lost count with a p of 1: they are hypotheses that were tried, and Holm needs their number
+    # alone.
     total = sum(trials)
     others = [1.0] * (total - len(p_values))  # the search trials that lost
     share = 1 / (1 + 4 * before) - 1 / (1 + 4 * (before + total))

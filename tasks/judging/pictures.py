@@ -137,6 +137,7 @@ def _range(values: ArrayLike) -> tuple[float, float]:
     finite = np.asarray(values, dtype=float)[np.isfinite(values)]
     if not finite.size:
         return 0.0, 1.0
+    # Two equal ends would divide by 0: then a twentieth of the value, and for 0 alone half a unit.
     low, high = float(finite.min()), float(finite.max())
     margin = (high - low) / 20 or abs(low) / 20 or 0.5
     return low - margin, high + margin

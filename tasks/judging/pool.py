@@ -57,6 +57,7 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
     if len(kinds) != 1:
         raise ValueError(f"a pool holds one architecture and timeframe, got {sorted(kinds)}")
     architecture, timeframe = kinds.pop()
+    # A metric that some member lacks (a classifier's, a model's without a table of extremes) has no mean over coins.
     names = sorted(set.intersection(*(set(m.metrics) for m in members)))
     metrics = {name: float(np.mean([m.metrics[name] for m in members])) for name in names}
     # prices of different coins cannot be averaged
@@ -90,6 +91,8 @@ def apply_holm(members: Sequence[MemberScore]) -> list[MemberScore]:
         groups[member.architecture].append(index)
     result = list(members)
     for indices in groups.values():
+        # Over the coins of an architecture, as the report lists them: with twenty coins, one in twenty is below .05
+        # by luck.
         adjusted = inference.holm([members[i].metrics["test_p"] for i in indices])
         for i, p in zip(indices, adjusted, strict=True):
             result[i] = replace(
@@ -125,6 +128,7 @@ def common_losses(
     Raises:
         ValueError: the two models have no common row.
     """
+    # Rows are matched by time, not by place: two models may have other contexts, and so other first origins.
     others = {(m.symbol, m.timeframe): m for m in second}
     common = []
     for a in first:
@@ -143,6 +147,7 @@ def common_losses(
 
 def _certainty(members: Sequence[MemberScore], seed: int, name: str) -> dict[str, float]:
     times = [m.times for m in members]
+    # Blocks are counted from the oldest origin of any coin, so that the same hour is in the same block for all.
     start, step = min(t.min() for t in times), members[0].step_us
     longest = max(map(len, times))
     length = inference.block_length(members[0].horizon, longest)
@@ -160,6 +165,8 @@ def _mean_difference(
 
     A coin with fewer origins than instants has its differences scaled up, so that every coin has the same weight.
     """
+    # Coins move together, so the unit of evidence is an instant: the differences of all coins at it are averaged
+    # first, and the test sees one series of T values instead of coins × T that look independent.
     instants, place = np.unique(np.concatenate(times), return_inverse=True)
     relative = [
         (a - b) / max(b.mean(), 1e-300) * (len(instants) / len(b))

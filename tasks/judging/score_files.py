@@ -28,6 +28,7 @@ def stored_score(root: Path, key: str) -> MemberScore | None:
 def known_score(folder: Path) -> MemberScore | None:
     """Return a stored score; None if it, or another file of its folder, is missing or damaged."""
     try:
+        # Its name holds a digest of the judging code: a score by older rules is not found, and made again.
         score = MemberScore.from_npz(score_file(folder))
         check_sealed(folder)
     except FileNotFoundError:

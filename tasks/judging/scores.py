@@ -27,6 +27,7 @@ TAILS = (0, 18)
 
 def pinball(quantiles: Array, realised: Array) -> Array:
     """Return the quantile loss [N, H, Q]: (τ - 1{y < q}) (y - q) of each level τ."""
+    # max(τ e, (τ - 1) e) is the same as the definition's case distinction, without a mask of [N, H, Q].
     error = realised[..., None] - quantiles
     return np.maximum(LEVELS * error, (LEVELS - 1) * error)
 
@@ -83,6 +84,8 @@ def direction_hits(median: Array, realised: Array) -> tuple[Array, Array]:
     A move of exactly zero is neither up nor down and is not counted. A median of exactly zero counts as half a hit, the
     expectation of a random guess.
     """
+    # Cheap coins stand still in many candles: counted as misses, they would make every model look worse than a coin
+    # toss.
     moved = realised != 0
     hit = np.where(median == 0, 0.5, np.sign(median) == np.sign(realised))
     return np.where(moved, hit, 0.0).sum(axis=0), moved.sum(axis=0).astype(float)
@@ -95,6 +98,7 @@ def classification(
 
     Macro-F1 is the mean over the classes that are predicted or actual; a class without a hit has an F1 of 0.
     """
+    # One count over actual × classes + predicted is the matrix, row by row.
     confusion = np.bincount(actual * classes + predicted, minlength=classes**2).reshape(classes, classes)
     hit, total = np.diag(confusion), confusion.sum(axis=0) + confusion.sum(axis=1)
     f1 = 2 * hit[total > 0] / total[total > 0]
@@ -111,5 +115,6 @@ Rows = NDArray[np.int64]
 
 def realised(series: Series, origins: Rows, horizon: int) -> Array:
     """Return the cumulative log-returns [N, H] of the closes after each origin."""
+    # In log-returns a move of BTC and one of PEPE have the same unit, and returns of steps add up.
     close = np.log(series.prices[:, 3])
     return close[origins[:, None] + np.arange(1, horizon + 1)] - close[origins][:, None]

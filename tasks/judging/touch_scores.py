@@ -37,6 +37,7 @@ def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> d
     if prediction.touch is None or not np.isfinite(prediction.quantiles).all():
         return {}
     horizon = prediction.quantiles.shape[1]
+    # The walk's own table is fitted like a model's: as many windows, of the same span.
     learned = series.origins("train", 1, horizon)
     learned = learned[:: len(learned) // MAX_WALK_ORIGINS + 1]
     table = touch.fit(touch.ratios(series, Prediction(learned, walk.quantiles(series, learned))))
@@ -46,6 +47,7 @@ def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> d
     stated = np.zeros((100, 3))
     for side in range(len(touch.SIDES)):
         for chance in CHANCES:
+            # The same prices for both, chosen by the walk: a model that chose its own levels could choose easy ones.
             level = touch.reach(table[side], chance) * walk_width
             touched = reached[side] >= level
             model_chance = touch.survival(prediction.touch[side], level / width)
@@ -66,6 +68,8 @@ def deciles(stated: Array) -> Array:
         stated: [100, 3], as in `touch_scores`.
     """
     counts = stated[:, 0]
+    # The group by the middle of each bin's ranks: a bin is never divided, so groups are about equal, and a model
+    # that always states the same chance has one group.
     group = (10 * (np.cumsum(counts) - counts / 2) / counts.sum()).astype(np.int64)
     sums = np.stack([np.bincount(group, column) for column in stated.T], axis=1)
     return sums[sums[:, 0] > 0, 1:] / sums[sums[:, 0] > 0, :1]

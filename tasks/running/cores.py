@@ -18,8 +18,10 @@ class Cores:
     @contextmanager
     def held(self, wanted: int) -> Iterator[None]:
         """Hold `wanted` cores (at most all) during the block, waiting for them; an interrupt ends the wait."""
+        # A shard that wants more threads than there are cores would wait forever.
         wanted = min(wanted, self.number)
         with self._changed:
+            # In slices, as a condition's wait does not end by itself where an interrupt is only noted.
             while self._free < wanted:
                 self._changed.wait(0.2)
                 check_interrupted()

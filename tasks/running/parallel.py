@@ -32,6 +32,7 @@ def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Excepti
             futures.extend(pool.submit(copy_context().run, _stoppable, call, stop) for call in calls)
             pending = set(futures)
             while pending and not stop.is_set():
+                # In slices: a signal's handler runs in this thread, between two waits.
                 _, pending = wait(pending, timeout=_SLICE_S)
                 check_interrupted()
         except BaseException:
@@ -66,6 +67,7 @@ def thread_pool(workers: int, name: str, *, grace_s: float = 0.0) -> Iterator[Th
             pool.shutdown(cancel_futures=True)
         else:
             pool.shutdown(wait=False, cancel_futures=True)
+            # In a thread of its own: the pool's own end waits for all calls, and cannot be given a limit.
             closing = threading.Thread(target=pool.shutdown, daemon=True)
             closing.start()
             closing.join(grace_s)
@@ -94,5 +96,6 @@ def _stop_all(pool: ThreadPoolExecutor, futures: Sequence[Future[T]], stop: thre
 def _interrupt_of(futures: Sequence[Future[T]]) -> BaseException:
     """Return the interrupt that ended the first call; the other calls stopped on request."""
     errors = [future.exception() for future in futures if future.done() and not future.cancelled()]
+    # Ctrl-C itself goes before the reports of those that it stopped.
     first = [error for error in errors if error and not isinstance(error, Exception | Interrupted)]
     return first[0] if first else Interrupted("stopped because one of the calls was interrupted")

@@ -102,6 +102,8 @@ def _start_of_child(env: Mapping[str, str]) -> Iterator[None]:
         resource_tracker.ensure_running()  # its first start would let Ctrl-C through again
         before, main = {name: os.environ.get(name) for name in env}, sys.modules["__main__"]
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # spawn has no parameter for it: the child inherits this process's, so changes are made and undone under a
+        # lock.
         os.environ.update(env)
         sys.modules["__main__"] = ModuleType("__main__")
         try:
@@ -147,6 +149,7 @@ class WorkerProcess:
             return
         self.stop()
         context = multiprocessing.get_context("spawn")
+        # What it says before its first request has no log yet: a failing import is found here.
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._pipe, theirs = context.Pipe()
         words = Connection(os.dup(self._words.fileno()), readable=False)
@@ -236,6 +239,8 @@ class Pool:
 
     def _take(self) -> WorkerProcess | None:
         with self._lock:
+            # One that runs has its libraries and its device open: a second process starts only where the first is
+            # busy.
             resident = min(self._idle, key=lambda idle: not idle.is_running, default=None)
             if resident:
                 self._idle.remove(resident)

@@ -38,6 +38,7 @@ def _newest(files: Iterable[Path]) -> dict[str, tuple[Path, bytes]]:
     A checkpoint's name holds the CRC-32 of its content. One copied elsewhere counts as the first part's.
     """
     newest: dict[str, tuple[Path, bytes]] = {}
+    # Names begin with the epoch, in six digits: the newest first. A damaged one is passed over for the one before.
     for file in sorted(files, reverse=True):
         part = file.parent.name if file.parent.name.startswith("fleet-") else "fleet-0000"
         if _CHECKPOINT.fullmatch(file.name) and part not in newest:

@@ -41,7 +41,10 @@ class EpochFile:
         self._active -= {*record.last}
         self._active |= {member["index"] for member in record.members if not member["stopped"]}
         without_epochs = all(member["stopped"] == "closed_form" for member in record.members)
+        # Fleets of a shard train apart and report apart; until each has reported, its models count with epoch 0.
         models = max(record.of_members, len(self._epochs))
+        # Of the newest epoch of every model that has begun, not of those that just reported: a line says where the
+        # shard stands.
         train_loss, val_loss = (_mean(losses[i] for losses in self._last.values()) for i in (0, 1))
         epoch = Epoch(
             metrics=plain(

@@ -100,6 +100,7 @@ class FleetProgress:
         """Read the epochs of a shard's result that were not read while it trained."""
         shard = self._shards[job_key(job)]
         with self._lock:
+            # An epoch that was read from the file is in the result too: only the rest is new.
             missed = result.reported[shard.known :]
             shard.known += len(missed)
             for epoch in missed:
@@ -110,6 +111,7 @@ class FleetProgress:
         shard = self._shards[job_key(job)]
         with self._lock:
             shard.share, shard.is_over = 1.0, True
+            # The others may have ended the stage before: then nobody else reports its last line.
             for stage in sorted(self._open):  # a shard that failed has left it
                 self._close(stage, shard.newest.get(stage))
         report_progress(self._step, self._share(), len(self._shards), "shards")

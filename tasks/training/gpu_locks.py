@@ -20,6 +20,7 @@ BUSY_S = 0.5
 def gpu_held(gpus: tuple[str, ...]) -> Iterator[None]:
     """Lock one of these GPUs during the block, waiting for it (interruptible); with no GPUs, do nothing."""
     with ExitStack() as stack:
+        # Any of them: a device that another command has just released is taken, whichever it is.
         while gpus and not any(_locks(stack, gpu) for gpu in gpus):
             pause(BUSY_S)
         yield

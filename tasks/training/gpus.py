@@ -46,6 +46,7 @@ def gpus_of(device: str) -> tuple[str, ...]:
     """
     if device == "cpu" or torch_cuda() is None:
         return ()
+    # N counts what CUDA_VISIBLE_DEVICES leaves, as torch does.
     gpus = visible_gpus()
     _, colon, number = device.partition(":")
     return gpus[int(number) :][:1] if colon else gpus
@@ -57,6 +58,7 @@ def visible_gpus() -> tuple[str, ...]:
     An entry is a number as of `nvidia-smi`, a UUID, or a unique prefix of one. As in CUDA, an entry that matches no
     device hides all later entries.
     """
+    # NVIDIA's own library: it numbers devices as `nvidia-smi` does and opens no context on any of them.
     import pynvml as nvml
 
     try:

@@ -44,7 +44,10 @@ class LocalEngine:
         check_device(spec.device)
         self._device, gpus = spec.device, gpus_of(spec.device)
         self.gpus = bool(gpus)
+        # Each GPU's trainer keeps a core busy with launches: judges share the rest.
         self.cores = Cores(max(1, usable_cores() - len(gpus)))
+        # Only what a first training launches: a float64 or universal fleet uses no kernels, and one listed twice
+        # needs them once.
         ahead = [
             fleet.model_dump()
             for number, fleet in enumerate(fleets)

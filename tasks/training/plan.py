@@ -168,6 +168,8 @@ def plan_fleet(
         parts = [shard for key in sorted(groups) for shard in cut(groups[key], len(groups[key]))]
     else:
         options = resolved(fleet, spec.profile)
+        # A power of two: a change of a few percent in the model's estimate must not change the shards, and with them
+        # bits and digests.
         size, wanted = MIN_MEMBERS, CPU_SHARD_S / member_seconds(options, fleet.architecture, fleet.seeds)
         while size * 2 <= min(wanted, MAX_MEMBERS):
             size *= 2
@@ -241,8 +243,11 @@ def member_seconds(options: Preset, architecture: str, copies: int) -> float:
     spec = find(base_of(architecture)).spec
     if spec.closed_form:
         return CLOSED_FORM_S
+    # What an epoch visits: a fixed number of steps, or all rows up to the preset's limit.
     windows = options.steps_per_epoch * options.batch_size or options.max_train_rows or _USUAL_WINDOWS
     width = options.hidden_dim if "hidden_dim" in spec.sizes else len(options.features)
+    # Only shape counts here: attention, gates and heads differ by a factor of two or three, which the bound of a
+    # shard allows.
     layers = 2 * options.n_layers if "n_layers" in spec.sizes else 1  # encoder and decoder
     candles = options.context + options.horizon if options.context > 1 else 1
     window = WINDOW_S + candles * layers * width**2 / CPU_RATE
@@ -254,7 +259,10 @@ def cut(members: Iterable[JobMember], size: int) -> list[tuple[JobMember, ...]]:
 
     Independent of the input order: series of the same timeframe, with histories of similar length, are grouped.
     """
+    # Equal lengths train together: in a fleet of mixed histories, short ones wait for the longest.
     ordered = sorted(members, key=lambda m: (m.fold, m.model.series.seconds, m.name))
     number = -(-len(ordered) // size)
+    # Equal parts, not full ones and a rest: nine members of at most eight are 4 and 5, where 8 and 1 would leave a
+    # device idle.
     edges = [i * len(ordered) // number for i in range(number + 1)] if number else []
     return [tuple(ordered[a:b]) for a, b in pairwise(edges)]

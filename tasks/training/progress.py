@@ -116,6 +116,7 @@ class ProgressFile:
         if share < self.share or not self.share:  # the next fold's universal model restarts at 0 %
             self._began = (share, now)
         first, since = self._began
+        # At the pace since the start of this training alone: a resumed one begins at the share that it found.
         left = (now - since) / (share - first) * (1 - share) if share > first else None
         self._state |= {"share": share, "eta_s": left}
 
@@ -124,6 +125,7 @@ class ProgressFile:
         if not now and time.monotonic() - self._written < _EVERY_S:
             return
         self._written = time.monotonic()
+        # Replaced, so that no reader sees half of it.
         draft = self._path.with_suffix(".tmp")
         state = plain(self._state)
         draft.write_text(json.dumps(state | {_DIGEST: value_digest(state)}))

@@ -172,7 +172,10 @@ class RayEngine:
     def plan(self, shards: int) -> int:
         """Prepare for a plan of `shards` shards; return how many to submit at once."""
         nodes = self._nodes()
+        # As on this machine: bits depend on the number of threads, and must not on where a shard trains. A node with
+        # fewer cores would never be given a task that asks for more.
         self._threads = min(plan_slots("cpu", shards).threads, int(max(node.get("CPU", 0) for node in nodes)))
+        # Twice as many as it trains: the next shard's features travel while one trains.
         at_once = sum(
             node.get("GPU", 0) if self.gpus else node.get("CPU", 0) // self._threads for node in nodes
         )

@@ -44,6 +44,7 @@ def prepare(root: Path, job: ShardJob) -> Path:
     """
     folder = shard_folder(root, job)
     folder.mkdir(parents=True, exist_ok=True)
+    # The time of the job is the time of last use, by which old shards are removed: its content stays the same.
     if find_record(folder / JOB, ShardJob, of=folder.name) != job:
         write_record(folder / JOB, job, of=folder.name)
     else:

@@ -35,6 +35,8 @@ class ShardsInUse:
         self._folder = root / "fleets"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = open_lock(root / "fleets.lock")  # beside the folder, which contains shards only
+        # Shared by runs, exclusive for removal: a run that begins while shards are removed waits, and finds no half
+        # of one.
         acquire(self._lock, shared=True)
 
     def __enter__(self) -> "ShardsInUse":
@@ -71,6 +73,8 @@ def remove_old_shards(shards: Path) -> list[Path]:
         except (OSError, DamagedError) as error:
             log.debug("%s is not removed: its job cannot be read (%s)", folder, error)
         else:
+            # A kind is what makes the models and whom they are of: yesterday's shard and today's differ in candles
+            # and bounds alone.
             kinds[job.spec.model_dump_json(), *members].append((used, folder, members))
     return [
         folder
@@ -94,6 +98,7 @@ def _remove(folder: Path, members: Collection[str]) -> bool:
 
     try:
         with locked(folder / "lock", wait=False):
+            # Files that cpb did not write stay, and the folder with them: somebody has put them there.
             delete_files(folder, is_ours)
             return delete_files(folder, JOB.__eq__)
     except (OSError, CpbError) as error:  # in use, or owned by another user: the next run tries again

@@ -66,6 +66,8 @@ def train_members(
             job, loaded, [seed for member, _ in loaded for seed in _seeds(member, job)], checkpoint, how
         )
     # Trained together: all of a job without folds, else each fold's timeframes separately.
+    # A universal model of one fold must not see another's candles: their spans overlap, and a later fold's training
+    # span holds an earlier one's test span.
     parts: dict[tuple[int, str], list[tuple[JobMember, Series]]] = defaultdict(list)
     for member, series in loaded:
         parts[_part(member)].append((member, series))
@@ -101,6 +103,7 @@ def _train(
         **how,
         **job.overrides,
     )
+    # Copies of a member are adjacent rows, in the order in which they were laid out above.
     copies = (trained[i : i + job.seeds] for i in range(0, len(trained), job.seeds))
     return [same[0] if len(same) == 1 else cpbmodels.ensemble(same) for same in copies]
 
@@ -209,6 +212,8 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
     options = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
     shared: dict[tuple[str, str], CrossSection] = {}
     if NO_MARKET in options.features:
+        # What coins share is computed once, over the series of this shard alone: it is part of its job, so its
+        # digest covers it.
         coins = {}
         for record in records.values():
             with suppress(DamagedError, OSError):  # a failure of that coin, below

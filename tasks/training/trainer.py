@@ -30,6 +30,7 @@ log = logging.getLogger("cpb")
 
 def serve(requests: Requests) -> None:
     """Open the device, then train the requested shards one after another; the answer is whether the device was free."""
+    # Before anything is computed: the last bits of a CPU's sums depend on the number of threads.
     torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
     if torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]

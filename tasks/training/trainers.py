@@ -149,6 +149,8 @@ class Trainers:
         try:
             return bool(trainer.call((folder, self._kernels_off), folder / LOG, watch))
         except Died as end:
+            # A fault inside a kernel ends the process, by a signal or by a device that answers no more; a Python
+            # error has a message of its own and is not tried again.
             crashed = end.returncode in (-signal.SIGABRT, -signal.SIGSEGV)
             if self._kernels_off or not self._on_gpu or not (crashed or GPU_LOST in end.last):
                 raise
@@ -171,6 +173,7 @@ def _watch(
     folder: Path, timeout_s: float, on_progress: OnProgress | None, on_look: Callable[[], None]
 ) -> Callable[[], None]:
     """Return a callback for a running trainer: it reports progress and raises `TrainingTimeout`."""
+    # By inode and time of change: the file is replaced, so either differs, and nothing is read that is not new.
     path, deadline = folder / PROGRESS, time.monotonic() + timeout_s
 
     def stamp() -> tuple[int, int] | None:

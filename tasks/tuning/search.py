@@ -52,6 +52,7 @@ def run_trials(
     """
     deadline = None if spec.budget_s is None else time.monotonic() + spec.budget_s
     name, preset, overrides = spec.fleet.architecture, spec.fleet.preset, spec.fleet.overrides
+    # The reference and the truth of each fold once, for all trials.
     scored = prepare(folds, cpbmodels.preset(preset, name, **overrides))
     study.stored.set_user_attr(
         "reference", losses_by_block(scored, [result.losses for result in scored]).tolist()
@@ -125,10 +126,13 @@ def conclude(
             "budget, fewer coins, or a smaller lr or batch_size",
             code="no-trial",
         )
+    # Pruned trials count too: they were tried, and luck had its chance with them.
     made = [trial for trial, state in zip(trials, states, strict=True) if state != "failed"]
     losses = np.array([trial.user_attrs[BLOCKS] for trial in made])
     luck = best_of_null_trials(losses, np.array(study.stored.user_attrs["reference"]), best.value, spec.seed)
     tested = study.stored.user_attrs.get("test")
+    # The same winner is not scored again, and another one is counted: each look at the test span costs a bit of its
+    # worth, and the report says how often it was looked at.
     if tested is None or tested["trial"] != best.number:
         report(f"scoring trial {best.number} on the test span")
         times = 1 if tested is None else tested["times_scored"] + 1

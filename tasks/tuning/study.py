@@ -31,6 +31,8 @@ class Study:
         self.stored = optuna.create_study(
             study_name=name, storage=f"sqlite:///{path.resolve()}", direction="minimize", load_if_exists=True
         )
+        # The live study is in memory and starts from what is stored: Optuna writes each value on its own, and SQLite
+        # syncs each write.
         earlier = self.stored.get_trials(deepcopy=False)
         self.live = optuna.create_study(
             direction="minimize",

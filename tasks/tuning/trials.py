@@ -65,6 +65,8 @@ def prepare(folds: Sequence[FoldSeries], options: cpbmodels.Preset) -> list[Scor
     prepared, start = [], None
     for fold in folds:
         series = fold.series
+        # Every horizon-th: sums of losses per block are then sums over targets that do not overlap, and a batch of
+        # 64 trials is scored in a tenth of the time.
         origins = series.origins("test", context, horizon)[::horizon]
         fitted = series.origins("train", context, horizon)
         truth = realised(series, origins, horizon)
@@ -80,6 +82,7 @@ def prepare(folds: Sequence[FoldSeries], options: cpbmodels.Preset) -> list[Scor
             truth=truth,
             mean=float(loss.mean()),
             blocks=block_ids(times, length * step_us(fold.series), start),
+            # In units of the reference's own mean on this fold: a wild coin does not outweigh a calm one.
             losses=loss / loss.mean(),
         )
         for fold, origins, truth, loss, times in prepared
@@ -116,6 +119,7 @@ def train_batch(
         deadline: in `time.monotonic`'s clock: members still training then stop immediately, keeping their best epoch.
     """
     width = len(scored)
+    # Trial by trial, and within a trial fold by fold: row k belongs to trial k // width, as `_Watch` counts.
     series = [fold.fold.series for _ in trials for fold in scored]
     seeds = [member_seed(seed, architecture, fold.fold.id, fold.fold.fold) for fold in scored] * len(trials)
     vectors = {name: [trial[name] for trial in trials for _ in scored] for name in trials[0]}
@@ -131,6 +135,7 @@ def train_batch(
         **overrides | vectors,
     )
     report_progress(_TRAINING, 1, 1, "epochs")
+    # A trial is whole or absent: one member without an epoch would leave its ratio a mean over fewer folds.
     usable = [k for k in range(len(trials)) if all(m.history for m in members[k * width : (k + 1) * width])]
     rows = [k * width + place for k in usable for place in range(width)]
     origins = [fold.origins for fold in scored] * len(usable)
@@ -189,8 +194,12 @@ class _Watch:
             self.best[trial, place] = member["best_val_loss"]
             touched.add(trial)
         for trial in touched - self.pruned:
+            # Members that stopped early hold no trial back: their best loss is final. If all have stopped, there is
+            # nothing to prune.
             still = ~self.done[trial]
             reached = int(self.epochs[trial][still].min()) if still.any() else 0
+            # Epochs 1, 2, 4, 8 …: a resumed or late member may jump over a rung, so each that was passed is
+            # compared.
             while (following := max(2 * int(self.checked[trial]), 1)) <= reached:
                 self.checked[trial] = following
                 if self.prune(trial, following, float(self.best[trial].mean())):

@@ -34,6 +34,7 @@ def score_on_test(
         walk), `coins_below_one`, `test_n`, `verdict`.
     """
     name, preset = spec.fleet.architecture, spec.fleet.preset
+    # The seeds of `train-all`: what is scored is the model that the preset will give there.
     seeds = [member_seed(spec.seed, name, coin.id) for coin in folds]
     overrides = spec.fleet.overrides | options
     series = [coin.series for coin in folds]
@@ -107,6 +108,7 @@ def best_of_null_trials(losses: Array, reference: Array, observed: float, seed: 
     share = losses.sum(1, keepdims=True) / reference.sum()
     null = losses - (share - 1) * reference  # each trial's ratio is now 1, its noise is unchanged
     weights = bootstrap_weights(len(reference), seed=seed)
+    # The lowest of each resample: what the search would have shown if no trial had any skill.
     best = ratio_draws(null.T, reference[:, None], weights).min(1)
     return {
         "best_of_null": float(np.median(best)),
