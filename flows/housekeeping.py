@@ -9,7 +9,7 @@ from flows.run import Run
 from schemas.errors import BusyError, counted
 from schemas.handover import FleetJudgement
 from schemas.run import RunSpec
-from tasks.tracking.prune import prune
+from tasks.tracking.prune import delete_old
 from tasks.tracking.results import write_results
 from tasks.tracking.store import open_store
 
@@ -29,7 +29,7 @@ def prune_if_asked(run: Run, spec: RunSpec) -> None:
     failed = len(run.failures)
     with run.attempt("prune"):
         try:
-            run.report(f"pruning: {prune(spec.scope.home, dry_run=False)}")
+            run.report(f"pruning: {delete_old(spec.scope.home, dry_run=False)}")
         except BusyError as error:  # the next nightly run prunes
             run.report(f"nothing was pruned: {error}")
     if len(run.failures) > failed:

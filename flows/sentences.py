@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from flows.run import Run
-from schemas.decision import Decision
+from schemas.decision import Decision, decided_sentence
 from schemas.errors import counted
 from schemas.handover import FleetPlan, ShardResult
 from schemas.presets import SEED
@@ -18,19 +18,22 @@ _OF_MODELS = ("architectures", "preset", "overrides", "seeds", "dtype")
 
 
 def decision_lines(decisions: Iterable[Decision]) -> list[str]:
-    """Return the lines about the gate's decisions: the number of each outcome, and the reasons.
+    """Return the lines about the gate's decisions: of each outcome what has become of how many coins, then the reasons.
 
-    Decisions with the same outcome and rule share a line: a first training makes forty champions for the same reason.
+    Decisions with the same outcome and rule share a reason: a first training makes forty champions for the same one.
     """
-    counts = Counter(decision.outcome for decision in decisions)
-    numbers = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
-    lines = [f"champions: {numbers}"] if counts else []
-    alike: dict[tuple[str, str], list[Decision]] = defaultdict(list)
+    by_outcome: dict[str, list[Decision]] = defaultdict(list)
     for decision in decisions:
-        alike[decision.outcome, decision.rule].append(decision)
-    for first, *others in alike.values():
-        more = f" (and {len(others)} more)" if others else ""
-        lines.append(f"{first.outcome} {first.series}{more}: {first.reason}")
+        by_outcome[decision.outcome].append(decision)
+    lines = []
+    for alike in sorted(by_outcome.values(), key=len, reverse=True):
+        lines.append(decided_sentence(alike))
+        by_rule: dict[str, list[Decision]] = defaultdict(list)
+        for decision in alike:
+            by_rule[decision.rule].append(decision)
+        for first, *others in by_rule.values():
+            more = f" (and {len(others)} more)" if others else ""
+            lines.append(f"{first.series}{more}: {first.reason}")
     return lines
 
 

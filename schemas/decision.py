@@ -1,15 +1,28 @@
 """The gate's decision on who serves a series, with the evidence that it rests on."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import ClassVar, Literal
 
 from schemas.base import Record
+from schemas.errors import counted
 from schemas.identity import SeriesId
 
 Outcome = Literal["first", "refreshed", "switched", "kept", "unchanged", "forced", "retired"]
 
 MOVED: tuple[Outcome, ...] = ("first", "refreshed", "switched", "forced")
 """Outcomes that move the alias `champion` to another version."""
+
+_SENTENCES: dict[Outcome, tuple[str, str]] = {
+    "first": ("has its first champion", "have their first champion"),
+    "refreshed": ("has its champion trained anew", "have their champions trained anew"),
+    "switched": ("follows the recipe that won a backtest", "follow the recipe that won a backtest"),
+    "kept": ("keeps its champion", "keep their champions"),
+    "unchanged": ("has the same champion as before", "have the same champions as before"),
+    "forced": ("has a champion that a person forced", "have champions that a person forced"),
+    "retired": ("has lost its champion", "have lost their champions"),
+}
+"""What has become of one series, and of several."""
 
 
 class ModelRef(Record):
@@ -114,3 +127,20 @@ class Decision(Record):
     def moved(self) -> bool:
         """Whether the champion of the series changed."""
         return self.outcome in MOVED
+
+
+def decided_sentence(decisions: Sequence[Decision]) -> str:
+    """Return what decisions of one outcome mean: `4 coins have their first champion: har`.
+
+    After the colon are the architectures that serve now; of a single series, its name stands for the number.
+    """
+    one, several = _SENTENCES[decisions[0].outcome]
+    what = "coin" if len({decision.series.timeframe for decision in decisions}) == 1 else "series"
+    whose = (
+        f"{decisions[0].series} {one}"
+        if len(decisions) == 1
+        else f"{counted(len(decisions), what)} {several}"
+    )
+    serving = [decision.candidate if decision.moved else decision.incumbent for decision in decisions]
+    names = sorted({model.recipe.partition("/")[0] for model in serving if model and model.recipe})
+    return f"{whose}: {', '.join(names)}" if names and decisions[0].outcome != "retired" else whose

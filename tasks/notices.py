@@ -17,7 +17,7 @@ from functools import partial
 from textwrap import shorten
 
 from schemas.base import Record
-from schemas.decision import Decision
+from schemas.decision import Decision, decided_sentence
 from schemas.errors import CpbError, UsageError, log
 from schemas.failure import Failure
 from schemas.home import home_folder
@@ -46,7 +46,7 @@ def events_of(failures: Iterable[Failure], decisions: Iterable[Decision], alarms
     """Return a sentence for each failed series or model, each switch of a champion, and each drifted champion."""
     failed = {f"failed {f.subject} {f.step}": f"{f.subject} failed in {f.step}: {f.reason}" for f in failures}
     switched = {
-        f"switch {d.series.name} {d.version_number}": f"champion of {d.series} {d.outcome}: {d.reason}"
+        f"switch {d.series.name} {d.version_number}": f"{decided_sentence([d])}; {d.reason}"
         for d in decisions
         if d.outcome in ("switched", "forced", "retired")
     }
@@ -70,7 +70,7 @@ def send_test() -> dict[str, str]:
             code="notify-unset",
             field=VARIABLE,
         )
-    return _within(
+    return _run_within_deadline(
         _senders(
             urls, "test", {"": "a test message; failures, drift and switches of champions come this way"}
         )
@@ -110,32 +110,34 @@ def services() -> list[str]:
     return list(urls)
 
 
-class Told(Record):
+class SentEvents(Record):
     """The keys of the events told on a day (UTC, `2025-06-06`)."""
 
     day: str
     events: tuple[str, ...] = ()
 
 
-def _told() -> Told:
-    told, day = find_record(home_folder() / "notify.json", Told), f"{datetime.now(UTC):%Y-%m-%d}"
-    return told if told and told.day == day else Told(day=day)
+def _sent_today() -> SentEvents:
+    sent, day = find_record(home_folder() / "notify.json", SentEvents), f"{datetime.now(UTC):%Y-%m-%d}"
+    return sent if sent and sent.day == day else SentEvents(day=day)
 
 
 def tell_end(flow: str, events: Events, *, complete: bool) -> None:
     """Tell people what a flow's run that has ended has to tell, and call the heartbeat if it was complete."""
     try:
         urls = services()
-        told = _told() if urls else Told(day="")
-        new = {key: text for key, text in events.items() if key not in told.events}
+        sent = _sent_today() if urls else SentEvents(day="")
+        new = {key: text for key, text in events.items() if key not in sent.events}
         calls = _senders(urls, flow, new) if new else {}
         heartbeat = os.environ.get(HEARTBEAT_VARIABLE, "").strip().replace("{flow}", flow)
-        beat = {HEARTBEAT_VARIABLE: partial(_beat, heartbeat)} if heartbeat and complete else {}
-        problems = _within(calls | beat)
+        heartbeat_call = (
+            {HEARTBEAT_VARIABLE: partial(_call_heartbeat, heartbeat)} if heartbeat and complete else {}
+        )
+        problems = _run_within_deadline(calls | heartbeat_call)
         for name in filter(problems.get, problems):
             log.warning("no message through %s: %s", name, problems[name])
         if not all(problems[name] for name in calls):  # else the next run tries again
-            write_record(home_folder() / "notify.json", Told(day=told.day, events=(*told.events, *new)))
+            write_record(home_folder() / "notify.json", SentEvents(day=sent.day, events=(*sent.events, *new)))
     except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
         log.warning("no notification of the end of %s was sent: %s", flow, problem)
 
@@ -165,14 +167,14 @@ def _send(url: str, title: str, body: str) -> str:
     return "" if accepted else "it was not reached, or refused the message"
 
 
-def _beat(url: str) -> str:
+def _call_heartbeat(url: str) -> str:
     import requests
 
     with requests.get(url, timeout=(5, 5), allow_redirects=False, stream=True) as response:
         return "" if response.status_code // 100 == 2 else f"it answered {response.status_code}"
 
 
-def _within(calls: dict[str, Callable[[], str]]) -> dict[str, str]:
+def _run_within_deadline(calls: dict[str, Callable[[], str]]) -> dict[str, str]:
     """Run all calls concurrently, each in a daemon thread, and return each call's problem, "" if none."""
     outcomes: dict[str, str] = {}
 

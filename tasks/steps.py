@@ -39,8 +39,7 @@ from tasks.forecasting.record import score_due
 from tasks.forecasting.staleness import STOPPED_AFTER
 from tasks.forecasting.watch import check_drift
 from tasks.hub.packaged import package, serving
-from tasks.hub.publish import hub_client
-from tasks.hub.publish import publish as publish_tree
+from tasks.hub.publish import hub_client, publish_tree
 from tasks.hub.tree import check_replaceable
 from tasks.judging.fleet import judge_fleet
 from tasks.judging.judges import Judges

@@ -132,7 +132,7 @@ def prune(
     Example: cpb prune
     """
     quiet_libraries()
-    from tasks.tracking.prune import prune as delete_old
+    from tasks.tracking.prune import delete_old
 
     report = delete_old(checked_home(), dry_run=not yes)
 

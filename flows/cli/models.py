@@ -305,10 +305,10 @@ def publish(
     Example: cpb publish --dry-run
     """
     quiet_libraries()
-    from tasks.steps import publish as step
+    from tasks import steps
 
     repo = None if dry_run else spec.repo
-    result = step(spec.market, repo)
+    result = steps.publish(spec.market, repo)
     for failure in result.failures:
         echo(f"FAILED {failure.line}")
     answer = {

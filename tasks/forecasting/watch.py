@@ -144,7 +144,7 @@ def update(watch: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
         )
         outcome = Outcome(missed, ref_missed, row["crps"], row["ref_crps"], row["ref_width"])
         limit = limits(coverage, ratio, promise.reference_coverage_step_1 if promise else None)
-        capital.take(outcome, limit, watch.series.seconds)
+        capital.update(outcome, limit, watch.series.seconds)
     return watch.model_copy(
         update={
             "bands": float(capital.bands),

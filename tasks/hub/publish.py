@@ -40,7 +40,7 @@ class Published:
         return f"{self.url} ({'new commit' if self.sent else 'nothing had changed'})"
 
 
-def publish(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Published:
+def publish_tree(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Published:
     """Publish the tree's files to the Hub's `repo` in a single commit; no commit is made if nothing changed.
 
     Nothing is ever deleted: the library of an earlier publish stays too, for those who installed it by its URL.

@@ -126,7 +126,7 @@ class Capital:
         """Number of steps of a forecast, and of overlapping forecasts."""
         return len(self.crps)
 
-    def take(self, outcome: Outcome, limit: Limits, step_seconds: int) -> None:
+    def update(self, outcome: Outcome, limit: Limits, step_seconds: int) -> None:
         """Settle the bets on the next forecast in time, and add new money.
 
         A bet on step 1 is settled before the next bet. Bets on the CRPS overlap: the stake on a forecast is a share of

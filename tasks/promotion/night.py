@@ -31,7 +31,7 @@ from tasks.tracking.store import open_store
 class SeriesState:
     """A series of a run: its champion before, the run's eligible models by recipe, and the ruling.
 
-    `taken`: the model that becomes champion, if any. `notes`: why the run's other models were not considered.
+    `chosen`: the model that becomes champion, if any. `notes`: why the run's other models were not considered.
     """
 
     series: SeriesId
@@ -40,7 +40,7 @@ class SeriesState:
     candidates: dict[Recipe, TrainedCandidate] = field(default_factory=dict)
     notes: list[GateDecision] = field(default_factory=list)
     ruling: GateDecision | None = None
-    taken: TrainedCandidate | None = None
+    chosen: TrainedCandidate | None = None
     backtest: BacktestEvidence | None = None
 
     @property
@@ -48,9 +48,9 @@ class SeriesState:
         """The run's eligible models."""
         return {recipe: candidate.model for recipe, candidate in self.candidates.items()}
 
-    def take(self, recipe: Recipe, ruling: GateDecision) -> None:
+    def choose(self, recipe: Recipe, ruling: GateDecision) -> None:
         """Let the run's model of a recipe become champion."""
-        self.taken, self.ruling = self.candidates[recipe], ruling
+        self.chosen, self.ruling = self.candidates[recipe], ruling
 
 
 def decide_night(
@@ -138,7 +138,7 @@ def decide_timeframe(
                 state.ruling = early
             elif gate.is_older(best, incumbent):
                 reason = f"{best.recipe} of older candles, forced: {best.forced}"
-                state.take(best.recipe, GateDecision("forced", "older", reason))
+                state.choose(best.recipe, GateDecision("forced", "older", reason))
             else:
                 to_compare.append((state, state.candidates[best.recipe], incumbent))
 
@@ -155,7 +155,7 @@ def decide_timeframe(
             continue
         state.ruling = gate.refresh(candidate.model, incumbent, compared)
         if state.ruling.outcome == "refreshed":
-            state.taken = candidate
+            state.chosen = candidate
 
     for state in states.values():
         _explain(state, order)
@@ -191,7 +191,7 @@ def _first(
         if best.provisional
         else ""
     )
-    state.take(best.recipe, GateDecision("first", rule, f"{why}: {best.recipe} ({figures}){provisional}"))
+    state.choose(best.recipe, GateDecision("first", rule, f"{why}: {best.recipe} ({figures}){provisional}"))
 
 
 def _replace_damaged(
@@ -214,11 +214,11 @@ def _replace_damaged(
     if same:
         best = min(same, key=lambda recipe: order[recipe])  # several if its digest is lost, too
         reason = f"the champion is damaged ({damage}); {best} takes its place uncompared"
-        state.take(best, GateDecision("refreshed", "damaged-incumbent", reason))
+        state.choose(best, GateDecision("refreshed", "damaged-incumbent", reason))
     else:
         _first(state, order, sound, "damaged-incumbent", f"the champion is damaged ({damage})")
-    if state.taken and (stop := gate.refused(state.taken.model, incumbent)):
-        state.taken, state.ruling = None, stop
+    if state.chosen and (stop := gate.refused(state.chosen.model, incumbent)):
+        state.chosen, state.ruling = None, stop
     if state.ruling is None:
         reason = f"the champion is damaged ({damage}), and this run has no model to take its place"
         state.ruling = GateDecision("kept", "damaged-incumbent", reason)
@@ -235,7 +235,7 @@ def _follow(state: SeriesState, incumbent: GateModel, switched: Mapping[Recipe, 
     if model is None or gate.is_older(model, incumbent) or gate.refused(model, incumbent):
         return False
     state.backtest = switch.backtest
-    state.take(recipe, GateDecision("switched", "backtest", f"the gate is passed: {switch.backtest}"))
+    state.choose(recipe, GateDecision("switched", "backtest", f"the gate is passed: {switch.backtest}"))
     return True
 
 
@@ -255,7 +255,7 @@ def _explain(state: SeriesState, order: Mapping[Recipe, float]) -> None:
     if state.ruling is None:
         return
     notes = [note.reason for note in state.notes if note.reason != state.ruling.reason]
-    serving = state.taken.model if state.taken else state.incumbent
+    serving = state.chosen.model if state.chosen else state.incumbent
     best = next((recipe for recipe in order if recipe in state.candidates), None)
     if state.incumbent and serving and best and best != serving.recipe:
         theirs = order.get(serving.recipe, serving.validation)
@@ -272,10 +272,10 @@ def _move(store: Store, state: SeriesState) -> Decision:
     ruling, incumbent = state.ruling, state.incumbent
     assert ruling is not None
     same = state.candidates.get(incumbent.recipe) if incumbent else None
-    best = state.taken or same or next(iter(state.candidates.values()), None)
+    best = state.chosen or same or next(iter(state.candidates.values()), None)
     decision = decided(state.series, ruling, incumbent, best.model.ref if best else None, state.backtest)
-    if state.taken:
-        return promote_candidate(store, state.taken, decision, state.champion)
+    if state.chosen:
+        return promote_candidate(store, state.chosen, decision, state.champion)
     if state.champion and same:
         record_fleet(store, state.champion, same)
     keep_decision(store, decision)

@@ -105,7 +105,7 @@ class _Run:
         return self.info.lifecycle_stage == "deleted"
 
 
-def prune(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
+def delete_old(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
     """Delete old runs, versions and fetched copies of models, or only report them.
 
     Args:
@@ -116,11 +116,11 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
         BusyError: a run is being written; nothing was deleted.
     """
     if dry_run:
-        return _prune(read_store(), nights, dry_run=dry_run)
+        return _delete_old(read_store(), nights, dry_run=dry_run)
     store = open_store(create=False)
     reconcile(store)
     with exclusive(store.uri):
-        report = _prune(store, nights, dry_run=dry_run)
+        report = _delete_old(store, nights, dry_run=dry_run)
         current = {copy_name(version) for version in all_versions(store)}
         for folder in (home / COPIES).absolute().glob("*/"):  # models that were fetched from a server
             if _COPY.fullmatch(folder.name) and folder.name not in current:
@@ -128,7 +128,7 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
     return report
 
 
-def _prune(store: Store, nights: int, *, dry_run: bool) -> PruneReport:
+def _delete_old(store: Store, nights: int, *, dry_run: bool) -> PruneReport:
     report = PruneReport(dry_run)
     since = _first_nights(map(_Run.of, search(store, f"tags.`{KIND}` = '{FLOW}'")), nights)
     runs = _read_old(store, max(since.values())) if since else []

@@ -15,6 +15,7 @@ from typing import Any
 from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.files import read_regular
 from schemas.errors import DamagedError
+from schemas.fleets import FleetSpec
 from schemas.handover import FleetJudgement
 from schemas.identity import SeriesId, tree_of
 from tasks.storage.files import write_bytes
@@ -22,11 +23,11 @@ from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_config
 from tasks.storage.recipes import options_read, recipe_of
 from tasks.storage.records import value_digest
-from tasks.tracking.champions import Champion
+from tasks.tracking.champions import Champion, recorded_fleet
 from tasks.tracking.experiment import Store
 from tasks.tracking.metrics import CLASSIFIER
 from tasks.tracking.registry import all_versions, full_name
-from tasks.tracking.tags import FLEET_SPEC, series_tags
+from tasks.tracking.tags import series_tags
 
 RESULTS = "results.json"
 
@@ -142,9 +143,7 @@ def write_results(
                 field=str(path),
             ) from error
         rows += [
-            _row(
-                j.model.series, j.folder / "model", j.metrics, j.verdict, None, j.run_id, j.fleet.model_dump()
-            )
+            _row(j.model.series, j.folder / "model", j.metrics, j.verdict, None, j.run_id, j.fleet)
             for j in judged
         ]
         for row in rows:
@@ -158,7 +157,7 @@ def write_results(
 def write_published_results(path: Path, market: str, models: Iterable[Champion]) -> None:
     """Write the results of the published champions."""
     rows = [
-        _row(c.series, c.folder, c.metrics, c.verdict, c.model_version, c.run_id, _fleet_of(c.tags))
+        _row(c.series, c.folder, c.metrics, c.verdict, c.model_version, c.run_id, recorded_fleet(c.tags))
         for c in models
     ]
     write_bytes(path, _content(market, rows))
@@ -221,14 +220,14 @@ def _row(
     verdict: str,
     version: str | None,
     run_id: str,
-    fleet: Mapping[str, Any],
+    fleet: FleetSpec | None,
 ) -> Row:
     """Return the row of the model in a folder.
 
     Args:
         metrics: its scores; metrics of other kinds are left out.
         version: registered model and version, None if it is not registered.
-        fleet: the fields of its `FleetSpec`, as far as they are known.
+        fleet: what made it; None of a version of another program or an older cpb.
     """
     config = read_config(folder)
     recipe, values = recipe_of(config), dict(config)
@@ -242,8 +241,8 @@ def _row(
         **series_tags(series),
         "architecture": recipe.architecture,
         "preset": values.get("recipe") or config.preset,
-        "overrides": fleet.get("overrides"),
-        "copies": fleet.get("seeds"),
+        "overrides": fleet and fleet.overrides,
+        "copies": fleet and fleet.seeds,
         "recipe": str(recipe),
         "seed": values.get("seed"),
         "version": version,
@@ -264,15 +263,6 @@ def _row(
         "weights_sha256": config.weights_sha256,
     }
     return {name: _plain(row[name]) for name in FIELDS}
-
-
-def _fleet_of(tags: Mapping[str, str]) -> Row:
-    """Return the fields of the `FleetSpec` in the tags of a version; none if missing, or written by a person."""
-    try:
-        fields = json.loads(tags.get(FLEET_SPEC, "{}"))
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def _utc(time: str | None) -> str | None:

@@ -22,7 +22,7 @@ def test_the_command_deletes_with_yes_alone_and_says_what_stays(monkeypatch, tmp
             dry_run, runs=48, versions=["cpb-BTCUSDT-1h/1"], kept=["run x: it holds notes.txt"]
         )
 
-    monkeypatch.setattr("tasks.tracking.prune.prune", prune)
+    monkeypatch.setattr("tasks.tracking.prune.delete_old", prune)
     said, done, told = (cpb_here("prune", *words) for words in ([], ["--yes"], ["--json"]))
     assert (said[0], done[0], told[0]) == (0, 0, 0)
     assert asked == [(tmp_path, True), (tmp_path, False), (tmp_path, True)]
@@ -46,7 +46,7 @@ def nightly(monkeypatch, tmp_path):
                 raise result
             return result
 
-        monkeypatch.setattr("flows.housekeeping.prune", prune)
+        monkeypatch.setattr("flows.housekeeping.delete_old", prune)
         night = Run("train-all", said.append, run_id="r")
         prune_if_asked(night, RunSpec(preset="smoke", prune=True))
         return night, said, finished

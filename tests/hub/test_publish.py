@@ -6,7 +6,7 @@ import pytest
 
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
-from tasks.hub.publish import publish
+from tasks.hub.publish import publish_tree
 from tasks.hub.tree import build_tree
 from tests.tools.fake_hub import TOKEN, blob_oid
 from tests.tools.hub_models import champion
@@ -21,7 +21,7 @@ def tree(tmp_path):
 
 
 def test_one_commit_holds_every_file(hub, tree):
-    done = publish(tree, REPO)
+    done = publish_tree(tree, REPO)
 
     assert done.sent
     assert done.oid == hub.repos[REPO].head
@@ -35,10 +35,10 @@ def test_one_commit_holds_every_file(hub, tree):
 
 
 def test_publishing_twice_sends_no_second_commit(hub, tree):
-    first = publish(tree, REPO)
+    first = publish_tree(tree, REPO)
     uploads = hub.count("PUT", "/blob/")
 
-    second = publish(tree, REPO)
+    second = publish_tree(tree, REPO)
 
     assert not second.sent
     assert second.oid == first.oid
@@ -51,7 +51,7 @@ def test_someone_elses_commit_in_between_is_kept(hub, tree):
     hub.blobs[blob_oid(b"theirs")] = b"theirs"
     hub.on_preupload.append(lambda repo: repo.commit(repo.files | publish_other))
 
-    publish(tree, REPO, pause=0.01)
+    publish_tree(tree, REPO, pause=0.01)
 
     assert hub.count("POST", "/commit/main") == 2
     assert hub.content(REPO, "other.txt") == b"theirs"
@@ -63,7 +63,7 @@ def test_someone_elses_commit_in_between_is_kept(hub, tree):
 def test_a_stumbling_hub_is_asked_again(hub, tree, step):
     hub.faults += [("POST", step, 503), ("POST", step, 503)]
 
-    assert publish(tree, REPO, pause=0.01).sent
+    assert publish_tree(tree, REPO, pause=0.01).sent
 
     assert len(hub.repos[REPO].commits) == 2
 
@@ -72,7 +72,7 @@ def test_a_hub_that_stays_down_changes_nothing(hub, tree):
     hub.faults += [("POST", "/commit/main", 503)] * 3
 
     with pytest.raises(CpbError, match="answered 503") as caught:
-        publish(tree, REPO, attempts=3, pause=0.01)
+        publish_tree(tree, REPO, attempts=3, pause=0.01)
 
     assert caught.value.code == "hub-down"
     assert set(hub.repos[REPO].files) == {".gitattributes"}
@@ -81,7 +81,7 @@ def test_a_hub_that_stays_down_changes_nothing(hub, tree):
 def test_a_commit_whose_answer_was_lost_is_not_made_twice(hub, tree):
     hub.lose_next_commit_answer = True
 
-    done = publish(tree, REPO, pause=0.01)
+    done = publish_tree(tree, REPO, pause=0.01)
 
     assert done.oid == hub.repos[REPO].head
     assert len(hub.repos[REPO].commits) == 2
@@ -90,10 +90,10 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(hub, tree):
 
 def test_the_token_appears_nowhere(hub, tree, caplog, capsys):
     caplog.set_level(logging.DEBUG)
-    publish(tree, REPO)
+    publish_tree(tree, REPO)
     hub.faults.append(("GET", "/api/models/", 401))
     with pytest.raises(CpbError) as caught:
-        publish(tree, REPO)
+        publish_tree(tree, REPO)
 
     out = capsys.readouterr()
     assert TOKEN not in caplog.text + out.out + out.err + str(caught.value)
@@ -109,7 +109,7 @@ def test_refusals_are_one_sentence(hub, tree, method, path, status):
     hub.faults.append((method, path, status))
 
     with pytest.raises(CpbError) as caught:
-        publish(tree, REPO)
+        publish_tree(tree, REPO)
 
     assert caught.value.code == f"hub-{status}"
     assert "\n" not in str(caught.value)
@@ -121,7 +121,7 @@ def test_an_empty_token_is_no_token(hub, tree, monkeypatch, tmp_path, token):
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
 
     with pytest.raises(CpbError) as caught:
-        publish(tree, REPO)
+        publish_tree(tree, REPO)
 
     assert caught.value.code == "no-token"
     assert hub.requests == []
@@ -131,7 +131,7 @@ def test_a_token_with_a_blank_is_refused_without_showing_it(hub, tree, monkeypat
     monkeypatch.setenv("HF_TOKEN", f"{TOKEN} {TOKEN}")
 
     with pytest.raises(CpbError, match="line breaks") as caught:
-        publish(tree, REPO)
+        publish_tree(tree, REPO)
 
     assert TOKEN not in str(caught.value)
 
@@ -144,7 +144,7 @@ def test_an_unreachable_hub_is_one_sentence(tree, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
 
     with pytest.raises(CpbError, match="cannot be reached") as caught:
-        publish(tree, REPO)
+        publish_tree(tree, REPO)
     assert caught.value.code == "hub-down"
 
 
@@ -166,7 +166,7 @@ def test_what_the_endpoint_carries_is_not_shown(hub, tree, monkeypatch, caplog, 
         hub.faults += [("POST", "", int(answer))] * 9
     monkeypatch.setenv("HF_ENDPOINT", f"{address.replace('//', '//me:hush@')}/hush")
     with pytest.raises(CpbError) as caught:
-        publish(tree, REPO, attempts=2, pause=0.001)
+        publish_tree(tree, REPO, attempts=2, pause=0.001)
     assert address in str(caught.value)
     out = capfd.readouterr()
     for text in ("".join(traceback.format_exception(caught.value)), out.out, out.err, caplog.text):
@@ -181,7 +181,7 @@ def test_a_malformed_endpoint_is_one_sentence(tree, monkeypatch, endpoint):
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(CpbError, match="HF_ENDPOINT is not the address of a Hub") as caught:
-        publish(tree, REPO)
+        publish_tree(tree, REPO)
     assert (caught.value.code, caught.value.field) == ("hub-endpoint", "HF_ENDPOINT")
     assert "hush" not in "".join(traceback.format_exception(caught.value))
 

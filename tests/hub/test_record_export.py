@@ -20,7 +20,7 @@ from schemas.identity import SeriesId
 from tasks.forecasting.chain import pending_path
 from tasks.forecasting.lines import chain_path, last_line, line_hash, read_lines
 from tasks.hub import record_export
-from tasks.hub.publish import publish
+from tasks.hub.publish import publish_tree
 from tests.tools.hub_models import REPO
 from tests.tools.published_record import BTC, BTC_ROWS, ROWS, SCORES, build, damage, rewrite, store, verify
 from tests.tools.verifying import verify_published
@@ -240,19 +240,19 @@ def test_simulated_forecasts_have_a_record_of_their_own(tmp_path):
 
 def test_the_hub_has_the_record_in_the_one_commit_and_no_other_chain_replaces_it(hub, home):
     tree, _ = build(home)
-    publish(tree, REPO)
+    publish_tree(tree, REPO)
     assert hub.count("POST", "/commit/main") == 1
     for name in ("chain.jsonl", "verify.py", BTC_ROWS, SCORES):
         assert hub.content(REPO, name) == (tree / name).read_bytes()
-    assert not publish(tree, REPO).sent
+    assert not publish_tree(tree, REPO).sent
 
     store(home, [24 * 37], BTC)
     build(home)
-    assert publish(tree, REPO).sent
+    assert publish_tree(tree, REPO).sent
 
     forged = home.with_name("forged")
     store(forged, [30, 31], BTC)
     with pytest.raises(CpbError) as caught:
-        publish(build(forged)[0], REPO)
+        publish_tree(build(forged)[0], REPO)
     assert (caught.value.code, caught.value.field) == ("other-record", "repo")
     assert hub.content(REPO, "chain.jsonl") == chain_path(home, "spot").read_bytes()

@@ -21,7 +21,7 @@ from tasks.forecasting.chain import append, pending_path
 from tasks.forecasting.lines import Line, chain_path, last_line, line_hash
 from tasks.forecasting.months import files_of_market, month_bytes
 from tasks.forecasting.published import loss_sentence, merged_chain
-from tasks.hub.publish import publish
+from tasks.hub.publish import publish_tree
 from tasks.hub.restore import restore_record
 from tasks.hub.tree import SUMS, build_tree
 from tasks.storage.home_version import mark_home
@@ -278,7 +278,7 @@ def test_the_record_comes_back_from_a_copy_of_the_repository(home, hub, cpb_here
     tree = home / "hub"
     copy = shutil.copytree(tree, tmp_path / "copy")
     before = stored_record(home)
-    publish(tree, "alice/cpb-models")
+    publish_tree(tree, "alice/cpb-models")
     for name in ("forecasts", "ledger", "hub"):
         shutil.rmtree(home / name)
     code, _, said = cpb_here("restore")
@@ -288,13 +288,13 @@ def test_the_record_comes_back_from_a_copy_of_the_repository(home, hub, cpb_here
 
     store(home, [40], BTC)  # a new chain
     with pytest.raises(CpbError, match=r"cpb restore --record copy") as caught:
-        publish(build(home)[0], "alice/cpb-models")
+        publish_tree(build(home)[0], "alice/cpb-models")
     assert caught.value.code == "other-record"
     shutil.rmtree(home / "hub")
     assert cpb_here("restore", "--record", copy)[0] == 1
     assert cpb_here("restore", "--record", copy, "--set-aside")[0] == 0
     assert stored_record(home) == before
-    publish(build(home)[0], "alice/cpb-models")
+    publish_tree(build(home)[0], "alice/cpb-models")
     for name in ("chain.jsonl", BTC_ROWS, SCORES):
         assert hub.content("alice/cpb-models", name) == (copy / name).read_bytes()
 

@@ -12,7 +12,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index, model_ind
 from schemas.coins import COINS
 from schemas.errors import CpbError, DamagedError
 from tasks.hub.card import model_card, verdict
-from tasks.hub.publish import publish
+from tasks.hub.publish import publish_tree
 from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
 from tasks.storage.wheel import Wheel, light_wheel
@@ -115,7 +115,7 @@ def test_a_card_without_scores_has_no_index(tmp_path):
 def test_a_commit_sends_the_card_through_the_hubs_check(hub, tmp_path):
     """As huggingface_hub asks the Hub: before a commit, and by `ModelCard.validate`."""
     tree = build_tree([champion(tmp_path / "a", **RATIOS)], tmp_path / "tree", "alice/cpb")
-    publish(tree, "alice/cpb")
+    publish_tree(tree, "alice/cpb")
     assert hub.count("POST", "/api/validate-yaml") == 1
 
     text = hub.content("alice/cpb", "README.md").decode()

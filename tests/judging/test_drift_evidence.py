@@ -24,7 +24,7 @@ def test_the_odds_are_fair_at_the_limit_and_worse_below_it():
     for number in range(4):
         capital = Capital(10)
         capital.bands = np.asarray(1.0)
-        capital.take(outcome({band: i < number for i, band in enumerate(BANDS)}), KEPT, 0)
+        capital.update(outcome({band: i < number for i, band in enumerate(BANDS)}), KEPT, 0)
         gains.append(float(capital.bands))
     assert gains == sorted(gains)
     assert np.dot(-np.diff(shares), gains) == pytest.approx(1)
@@ -36,8 +36,8 @@ def test_misses_that_the_reference_shares_are_no_evidence():
     both, alone = Capital(10), Capital(10)
     narrow = {50: True, 80: True, 90: False}
     for _ in range(300):
-        both.take(outcome(narrow, ref_missed=narrow), KEPT, HOUR)
-        alone.take(outcome(narrow), KEPT, HOUR)
+        both.update(outcome(narrow, ref_missed=narrow), KEPT, HOUR)
+        alone.update(outcome(narrow), KEPT, HOUR)
     assert both.bands == alone.bands > 10
     assert alone.evidence["bands"] > 10
     assert both.evidence["bands"] < 0.1
@@ -52,7 +52,7 @@ def test_the_bet_on_the_excess_is_fair_at_its_limit_and_leaves_no_debt():
         capital.excess = np.asarray(1.0)
         model, walk = max(excess, 0), max(-excess, 0)
         made = [{band: i < n for i, band in enumerate(BANDS)} for n in (model, walk)]
-        capital.take(outcome(made[0], ref_missed=made[1]), limit, 0)
+        capital.update(outcome(made[0], ref_missed=made[1]), limit, 0)
         gains.append(float(capital.excess))
     assert min(gains) > 0
     # Linear in the excess, so fair whatever its distribution: no gain where its mean is the limit.
@@ -75,7 +75,7 @@ def test_the_worst_outcomes_leave_no_debt(horizon):
     capital = Capital(horizon)
     capital.crps[:] = 1.0
     for _ in range(20 * horizon):
-        capital.take(outcome(dict.fromkeys(BANDS, False), crps=0.0, ref_crps=9.0), KEPT, 0)
+        capital.update(outcome(dict.fromkeys(BANDS, False), crps=0.0, ref_crps=9.0), KEPT, 0)
         assert float(capital.crps[-1]) >= 0
         assert capital.evidence["crps"] >= 0
 
@@ -94,7 +94,7 @@ def test_nothing_is_gained_in_expectation_from_overlapping_losses_whenever_one_s
         # the reference misses at other hours, and less often by the limit of the excess
         walk = random.random(n)
         ref_missed = {band: walk < KEPT.misses[band] - KEPT.excess / len(BANDS) for band in BANDS}
-        capital.take(outcome(missed, KEPT.crps_ratio + 0.2 * excess, 1.0, 1.0, ref_missed), KEPT, HOUR)
+        capital.update(outcome(missed, KEPT.crps_ratio + 0.2 * excess, 1.0, 1.0, ref_missed), KEPT, HOUR)
         total = getattr(capital, bet) + capital.evidence["crps"]
         best = np.maximum(best, total)
         stop = ~stopped & (total >= 3 * (t + 1) / 8766)  # at the first threefold gain

@@ -15,7 +15,7 @@ from schemas.failure import Failure
 from schemas.identity import ModelId, SeriesId
 from schemas.ledger import Alarm
 from tasks import notices
-from tasks.notices import DEADLINE_S, MAX_LINES, Told, send_test, services
+from tasks.notices import DEADLINE_S, MAX_LINES, SentEvents, send_test, services
 from tasks.storage.records import find_record, write_record
 from tests.tools.inbox import inbox as serve_inbox
 
@@ -48,7 +48,7 @@ def test_a_run_that_failed_is_told_once_a_day_and_another_error_too(inbox, home)
     failed(home, ZeroDivisionError("division by zero"))
     assert bodies(inbox) == ["- the source http://mirror/x is away", "- division by zero"]
     assert inbox.messages[0]["title"].endswith(": train-all")
-    told = find_record(home / "notify.json", Told)
+    told = find_record(home / "notify.json", SentEvents)
     write_record(home / "notify.json", told.model_copy(update={"day": "2025-06-06"}))  # yesterday
     failed(home, CpbError("the source is still away", code="unreachable"))
     assert len(inbox.messages) == 3
@@ -100,7 +100,7 @@ def test_switches_and_drift_are_told_in_one_message_and_refreshes_are_not(inbox,
     for _ in range(2):
         run(home, decisions=[decided("switched")], alarms=[drifted("drifted")])
     (body,) = bodies(inbox)
-    assert "champion of BTCUSDT 1h switched: it is better" in body
+    assert "BTCUSDT 1h follows the recipe that won a backtest: gru; it is better" in body
     assert "BTCUSDT 1h is drifted since 2025-06-05 14:00 UTC: 35.0%" in body
 
 

@@ -30,7 +30,7 @@ def test_the_same_night_again_moves_nothing(trainer):
     assert (summary.champions, summary.forecast_rows, summary.exit_code) == (2, 20, 0)
     assert aliases() == {"champion": "1"}
     assert decided() == ("unchanged", "same-run")
-    assert any(line == "champions: 2 unchanged" for line in said)
+    assert any(line == "2 coins have the same champions as before: linear" for line in said)
 
 
 def test_the_same_candles_under_another_command_move_nothing(trainer):

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from cpbmodels import Series, train_fleet
 from cpbmodels.data.series import with_cross_section
 from schemas.identity import SeriesId
-from tasks.hub.publish import publish
+from tasks.hub.publish import publish_tree
 from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
 from tasks.tracking.champions import Champion
@@ -62,7 +62,7 @@ def _member(symbol, timeframe, market, seed, architecture):
 
 def publish_models(tmp_path, *champions):
     """Publish champions as one commit, and return its hash."""
-    return publish(build_tree(champions, tmp_path / "tree", REPO), REPO).oid
+    return publish_tree(build_tree(champions, tmp_path / "tree", REPO), REPO).oid
 
 
 def champion(

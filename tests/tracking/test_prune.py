@@ -23,7 +23,7 @@ from tasks.tracking.calls import find_run, search
 from tasks.tracking.champions import champions
 from tasks.tracking.home_store import sqlite_path
 from tasks.tracking.leaderboard import read_board, read_members
-from tasks.tracking.prune import prune
+from tasks.tracking.prune import delete_old
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store, take_store
 from tasks.tracking.tags import KEEP, OPENED_AT, PROCESS, PRUNED
@@ -85,7 +85,7 @@ class Nights:
         return {flow, *fleets, *members}
 
     def prune(self, **options):
-        return prune(self.home, **{"dry_run": False, "nights": KEPT} | options)
+        return delete_old(self.home, **{"dry_run": False, "nights": KEPT} | options)
 
     def there(self, *runs):
         """Those of the runs that are still in the database and live."""
@@ -448,7 +448,7 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     board = read_board(flows[4], read_members(store, flows[4]))
     before = rows_by_table(f"sqlite:///{database}")["runs"]
 
-    report = prune(nights.home, dry_run=False, nights=1)
+    report = delete_old(nights.home, dry_run=False, nights=1)
 
     # The predecessor of the champion is that of night 3.
     assert (report.runs, len(report.versions), report.kept) == (12, 2, [])
@@ -460,9 +460,9 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     assert (row["architecture"], row["members"]) == ("gru", 1)
     assert read_board(flows[4], read_members(store, flows[4])) == board
     add_night(store, nights.home, 5, "um", ("BTCUSDT",), database=database)
-    report = prune(nights.home, dry_run=False, nights=1)
+    report = delete_old(nights.home, dry_run=False, nights=1)
     assert report.runs == 5
-    assert str(prune(nights.home, dry_run=False, nights=1)) == "nothing to prune"
+    assert str(delete_old(nights.home, dry_run=False, nights=1)) == "nothing to prune"
     (champion,) = champions(store)
     champion.check()
     assert champion.version == "5"
