@@ -107,8 +107,8 @@ def test_the_readme_is_a_screen_with_its_commands_and_the_house_has_every_room()
 
 
 CORE = (
-    "flows",
     "tasks",
+    "flows",
     "tasks/market",
     "tasks/signals",
     "tasks/training",
@@ -117,10 +117,12 @@ CORE = (
 )
 
 
-def test_the_map_of_the_core_has_a_line_for_each_file():
+def test_the_map_of_the_core_has_a_line_for_each_file_in_the_order_of_the_data():
     rows = re.findall(r"^\| `([^`]+\.py)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     core = [path for folder in CORE for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"]
     assert sorted(rows) == sorted(path.relative_to(ROOT).as_posix() for path in core)
+    assert rows[0] == "tasks/steps.py"
+    assert [*dict.fromkeys(row.rpartition("/")[0] for row in rows)] == [*CORE]
 
 
 def test_every_block_says_what_it_is():
