@@ -42,9 +42,11 @@ def write_results(
     write_report(folder / "report.html", title, results, notes)
     tables = {"leaderboard": leaderboard_rows(results.pools), "members": member_rows(results.members)}
     for name, rows in tables.items():
+        # A baseline has no preset.
         for row in rows:
             row["preset"] = presets.get(str(row["architecture"]), "")
         write_bytes(folder / f"{name}.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
+    # A source may be a URL with a password in it; the file is shared.
     config = spec.model_dump(mode="json") | {"source": public_url(spec.source) if spec.source else None}
     write_json(folder / "result.json", answer | {"config": config})
 

@@ -252,6 +252,7 @@ def _view(
     candles: pl.DataFrame, forecast: pl.DataFrame | None
 ) -> tuple[list[datetime], list[float], list[float]]:
     """Return times, lows and highs of the initial view: the newest candles, or those around an earlier forecast."""
+    # All candles are in the figure, and the first view has the newest: panning needs no request.
     window = candles.tail(SHOWN)
     if forecast is not None and len(window) and forecast["issued_at"][0] < window["close_time"][0]:
         # An earlier forecast stands in the middle: what came before it, and what came true.

@@ -74,6 +74,7 @@ class _Page:
         return f'<section id="s{number}"><h2>{html.escape(section.title)}</h2>{inside}</section>'
 
     def _figure(self, caption: str, figure: Figure) -> str:
+        # The page holds its figures in one compressed block, in this order.
         number = len(self.figures)
         self.figures.append(figure)
         alt = html.escape(figure["layout"]["meta"]["alt"], quote=True)

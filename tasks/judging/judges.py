@@ -25,6 +25,7 @@ class Judges:
     """
 
     def __init__(self, cores: Cores, module: str = MEMBERS) -> None:
+        # Started by their first request: a run that finds all its scores starts none.
         self._cores = cores
         # One thread each: there is a judge per core already, and sums over a varying number of threads round
         # differently. No GPU: a context costs hundreds of MB on a device that is still training.

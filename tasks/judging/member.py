@@ -56,6 +56,7 @@ class MemberScore:
 
     def to_npz(self, path: Path) -> None:
         """Write the score as an npz file without pickle, atomically."""
+        # JSON within the npz, in place of pickle: a file from elsewhere cannot run code when it is read.
         head = {k: v for k, v in asdict(self).items() if k not in ("times", "losses", "steps")}
         arrays: dict[str, Any] = {f"losses.{k}": v for k, v in self.losses.items()}
         arrays |= {f"steps.{k}": v for k, v in self.steps.items()}
@@ -144,6 +145,7 @@ def check_judgeable(name: str, forecasts: Array) -> None:
 
 def _losses(quantiles: Array, truth: Array) -> dict[str, Array]:
     """Return CRPS, |error of the median| and tail pinball, each [N, H]."""
+    # Once for both: [N, H, 19] is the largest array of judging, tens of MB for years of hours.
     loss = scores.pinball(quantiles, truth)
     return {
         "crps": 2 * loss.mean(axis=-1),

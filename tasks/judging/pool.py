@@ -59,6 +59,8 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
     architecture, timeframe = kinds.pop()
     # A metric that some member lacks (a classifier's, a model's without a table of extremes) has no mean over coins.
     names = sorted(set.intersection(*(set(m.metrics) for m in members)))
+    # Means of ratios, not ratios of means: a coin with wild moves has losses a hundred times those of a calm one,
+    # and would be the whole result.
     metrics = {name: float(np.mean([m.metrics[name] for m in members])) for name in names}
     # prices of different coins cannot be averaged
     for name in ("test_p_holm", "test_p_holm_models", "test_mae_price", "test_rmse_price"):
@@ -70,6 +72,7 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
             metrics |= _certainty(members, seed, name)
     steps = {k: np.mean([m.steps[k] for m in members], axis=0) for k in members[0].steps}
     for name in (n for n in LOSSES if n in members[0].steps):  # ratios per step, equal weight per coin
+        # A step without loss of the reference (a price that never moved) must not divide by 0.
         ratios = [m.steps[name] / np.maximum(m.steps[f"reference_{name}"], 1e-300) for m in members]
         steps[f"{name}_ratio"] = np.mean(ratios, axis=0)
     return PoolScore(architecture, timeframe, tuple(m.symbol for m in members), metrics, steps)

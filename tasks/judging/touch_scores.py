@@ -41,6 +41,7 @@ def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> d
     learned = series.origins("train", 1, horizon)
     learned = learned[:: len(learned) // MAX_WALK_ORIGINS + 1]
     table = touch.fit(touch.ratios(series, Prediction(learned, walk.quantiles(series, learned))))
+    # Levels are in units of the walk's width, chances of the model in units of its own: the same price in both.
     width, walk_width = map(touch.width, (prediction.quantiles, walk.quantiles(series, prediction.origins)))
     reached = touch.extremes(series, prediction.origins, horizon)
     scores = {name: np.zeros(width.shape) for name in (BRIER, f"reference_{BRIER}")}

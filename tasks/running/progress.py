@@ -52,6 +52,7 @@ _listener: ContextVar[Listener | None] = ContextVar("cpb_progress", default=None
 @contextmanager
 def reports_to(listener: Listener) -> Iterator[None]:
     """Send reports of the block, and of calls that it starts, to `listener`."""
+    # A context variable, not a global: two flows in one process, as in a Prefect worker, have a display each.
     token = _listener.set(listener)
     try:
         yield
@@ -83,4 +84,6 @@ def reporting(step: str, total: float, unit: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # Also after an error: a bar that never ends would stay on the terminal. At least 1, as a total of 0 means
+        # unknown.
         report_progress(step, max(total, 1), max(total, 1), unit)

@@ -61,6 +61,7 @@ class Requests:
 
     def answer(self, value: object = None) -> None:
         """Send the request's result to the parent."""
+        # Before the answer: whoever has it may read the log, or end this process.
         sys.stdout.flush()
         sys.stderr.flush()
         self._pipe.send(value)
@@ -101,6 +102,8 @@ def _start_of_child(env: Mapping[str, str]) -> Iterator[None]:
     with _starting:
         resource_tracker.ensure_running()  # its first start would let Ctrl-C through again
         before, main = {name: os.environ.get(name) for name in env}, sys.modules["__main__"]
+        # A child inherits the mask: a terminal's Ctrl-C reaches all processes of its group, and the parent alone
+        # decides how its children end.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         # spawn has no parameter for it: the child inherits this process's, so changes are made and undone under a
         # lock.

@@ -27,6 +27,7 @@ def progress_so_far(folder: Path) -> str:
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
     if result and not shard_damage(folder, result):
         return TRAINED
+    # By the same rule as the trainer's, so that what is promised here is what is resumed.
     newest = _newest((folder / CHECKPOINTS).rglob("epoch-*.safetensors"))
     epochs = [int(path.name.split("-")[1]) for path, _ in newest.values()]
     return f"from its last checkpoint on, of epoch {max(epochs)}" if epochs else ""

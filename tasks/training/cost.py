@@ -93,6 +93,8 @@ def busy_share(work: Sequence[DeviceWork], cores: int) -> dict[str, float]:
     For GPUs, the seconds in which a kernel ran, averaged over the GPUs that trained; nothing if a driver does not say
     it. For a CPU, the trainers' CPU time divided by its cores.
     """
+    # From the first shard's start to the last's end: gaps between shards are time in which a device waited, and
+    # count.
     span = max(shard.end for shard in work) - min(shard.begin for shard in work)
     gpus = {shard.device for shard in work if shard.device}
     seconds = [shard.busy_s if shard.device else shard.cpu_s for shard in work]

@@ -185,12 +185,14 @@ class FleetProgress:
 
     def update(self, job: ShardJob, state: Mapping[str, Any]) -> None:
         """Record a shard's changed `progress.json`: report each device once, then every change."""
+        # Each device once, however many shards train there.
         device, shard = state["device"], self._shards[job_key(job)]
         if device and device not in self._devices:
             self._devices.add(device)
             report_line(f"training {self.name} on {device}")
             shards = len(self._shards)
             report_line(state["data"] + (f", the first of {shards:,} shards" if shards > 1 else ""))
+        # Trained is not ended: forecasts and files are still to come, and a bar at its end would vanish.
         shard.share = min(state["share"], 1 - NOT_ENDED)
         facts, stages = [], state["trains_stages"]  # facts: the most important first
         if stages > 1 and state["stage"] == "training":

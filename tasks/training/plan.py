@@ -123,6 +123,8 @@ def member_seed(seed: int, architecture: str, series: SeriesId, fold: int = 0) -
 
 def preset_label(fleet: FleetSpec) -> str:
     """Return the preset's name, followed by a digest of the changed options if there are any: `smoke+1f0c2a3b`."""
+    # Copies and precision make other models than the preset's: a label that hid them would let two recipes share a
+    # name.
     changed = fleet.model_dump(include={"overrides", "seeds", "dtype"})
     copies = copies_of(fleet.architecture, fleet.preset)
     standard = {"overrides": {}, "seeds": copies, "dtype": "float32"}
@@ -202,12 +204,14 @@ def plan_job(spec: RunSpec, fleet: FleetSpec, members: Sequence[JobMember]) -> S
 
 def shard_seconds(job: ShardJob) -> float:
     """Return the estimated training time of a job on one core: the sort key of the shard queue."""
+    # With the profile: it may change batch and epochs, and so the time, on which the order of the queue rests.
     options = resolved(job.spec, job.profile)
     return len(job.members) * member_seconds(options, job.architecture, job.seeds)
 
 
 def memory_bytes(job: ShardJob) -> int:
     """Return the estimated memory of a job's trainer: torch and the libraries for judging, and the candles."""
+    # By file, as folds of a series share its candles.
     rows = {member.features.path: member.features.rows for member in job.members}
     return round(TRAINER_BYTES + ROW_BYTES * sum(rows.values()))
 

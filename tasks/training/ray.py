@@ -150,6 +150,7 @@ class RayEngine:
         self._ray, self._home, self._threads = ray, spec.scope.home.absolute(), 1
         self._reading = threading.Lock()
         self.cores = Cores(usable_cores())
+        # "auto" is decided by the cluster, not by this machine, which may be a laptop without a GPU.
         self.gpus = spec.device != "cpu" and (
             spec.device != "auto" or any(n.get("GPU") for n in self._nodes())
         )
@@ -204,6 +205,7 @@ class RayEngine:
         task = self._ray.remote(train_shard).options(
             num_cpus=cpus, num_gpus=gpus, memory=memory, max_retries=MAX_RETRIES, name=f"train {fleet}"
         )
+        # Paths relative to the home: the node has one of its own, and jobs name features below it.
         key, errors = folder.absolute().relative_to(self._home).as_posix(), self._ray.exceptions
         # A missing file is left out: the trainer then reports it, as on this machine.
         names = [f"{key}/{JOB}", *sorted({member.features.path for member in job.members})]

@@ -87,6 +87,7 @@ def is_training(folder: Path) -> bool:
 
 def home_of(folder: Path, job: ShardJob) -> Path:
     """Return `CPB_HOME`, derived from a shard's folder: paths in records are relative to it."""
+    # Two folders up is the market's home; markets other than Binance's have theirs within the user's.
     root = folder.absolute().parents[1]  # not resolved: `fleets` may be a link to another disk
     return root.parent if job.members[0].model.series.market in APART else root
 

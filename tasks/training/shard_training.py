@@ -156,6 +156,8 @@ def train_job(folder: Path, without_kernels: str = "") -> ShardResult:
             why = model.report.get("reason") or "the loss was not finite in the first epoch"
             reason = f"{spec.model}: training diverged ({why}); try a smaller learning rate"
             failures.append(Failure.of(spec.model, "train", MemberError(reason, code="diverged")))
+        # Members as a whole or not at all, and the result after them: a killed trainer leaves a shard that is
+        # trained on, never one that looks finished.
         with new_folder(folder / "members") as draft:
             members = tuple(_write_members(draft, job, good, progress, device))
         reported = read_epochs(folder / EPOCHS)
@@ -182,6 +184,7 @@ def measured(device: str) -> Iterator[Callable[[], DeviceWork]]:
     with Monitor(device, quiet=True) as monitor:
 
         def work() -> DeviceWork:
+            # Time of day, not a monotonic clock: shards of several processes and nodes are put on one axis.
             end, on_gpu = time.time(), device != "cpu"
             share = monitor.summary().get("gpu_util_mean") if on_gpu else None
             return DeviceWork(
@@ -207,6 +210,7 @@ def profile_of(requested: str, device: str) -> str | None:
 def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
     loaded, failures = [], []
     records = {member.features.path: member.features for member in job.members}
+    # A universe's candles are most of a trainer's memory: copies per fold would multiply them.
     read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
     # Without the profile, which changes neither the columns nor the context: only fleet size, precision and graphs.
     options = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
@@ -284,6 +288,7 @@ def _extra(
 ) -> dict[str, Any]:
     times = series.times
     assert times is not None
+    # The candles that were learnt from: a preset may use the newest rows of the span alone.
     first, stop = series.spans["train"]
     if most := model.options.max_train_rows:
         first = max(first, stop - most)

@@ -72,6 +72,7 @@ def plan_slots(device: str, shards: int) -> Slots:
     """
     gpus = gpus_of(device)
     if gpus:
+        # A GPU's trainer needs CPU threads for what the device does not do, and shares them fairly with the others'.
         return Slots(gpus, len(gpus), max(1, (os.cpu_count() or 1) // len(gpus)))
     if device != "cpu" and torch_cuda() is None and visible_gpus():
         log.warning("%s; training on the CPU (`cpb doctor` says what to install)", CPU_BUILD)
@@ -93,6 +94,8 @@ class Trainers:
         self._on_gpu, self._threads = bool(slots.gpus), slots.threads
         self._cores = cores or Cores(slots.workers * slots.threads)
         self._kernels_off = ""
+        # Two names of the same number: ours is read by the trainer before torch, OpenMP's by the C library as it is
+        # loaded.
         env = MALLOC | {"CPB_THREADS": str(slots.threads), "OMP_NUM_THREADS": str(slots.threads)}
         if self._on_gpu:
             env |= env_on_gpu or {}
@@ -132,6 +135,8 @@ class Trainers:
         trained = (folder / RESULT).exists()
         while not trained:
             on_wait(f"waiting for a free {'GPU' if self._on_gpu else 'core'}")
+            # The trainer first, then cores: one that held cores while it waited for a trainer would keep judges from
+            # them.
             with self._pool.lent() as trainer, self._cores.held(0 if self._on_gpu else self._threads):
                 on_wait("starting its trainer")
                 try:

@@ -52,6 +52,7 @@ class Study:
 
     def should_prune(self, trials: Sequence[Trial], number: int, epoch: int, loss: float) -> bool:
         """Report the loss of one of these trials after an epoch (from 1); return whether Optuna's pruner stops it."""
+        # In memory: the batch's trials and all earlier ones are in the live study, so a rung compares with both.
         trials[number].report(loss, epoch)
         return bool(trials[number].should_prune())
 

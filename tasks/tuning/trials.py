@@ -73,6 +73,7 @@ def prepare(folds: Sequence[FoldSeries], options: cpbmodels.Preset) -> list[Scor
         loss = crps(reference(series, fitted, origins, horizon), truth).mean(1)
         prepared.append((fold, origins, truth, loss, times_of(series, origins)))
         start = min(int(prepared[-1][4].min()), start) if start is not None else int(prepared[-1][4].min())
+    # Blocks as long as the longest fold asks for, counted from the oldest origin: the same for all series and folds.
     longest = max(len(series_times) for *_, series_times in prepared)
     length = block_length(horizon, longest * horizon)
     return [

@@ -59,6 +59,7 @@ def score_on_test(
         "coins_below_one",
         "test_n",
     )
+    # A pool per timeframe: losses of 15m and 1h overlap in time, and are no independent evidence.
     pools = {
         timeframe: judge_pool([score for score in scores if score.timeframe == timeframe])
         for timeframe in dict.fromkeys(score.timeframe for score in scores)
