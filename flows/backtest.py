@@ -43,6 +43,7 @@ def run_backtest(spec: BacktestSpec, report: PrintLine = echo) -> dict[str, Any]
     """
     check_backtest(spec)
     spec = with_listed_pairs(spec, report)
+    # Before the device is opened: a recipe that may not be submitted costs nothing.
     contest = by_backtest.open_contest(spec) if spec.gate else None
     with (
         flow_run("backtest", report) as run,
@@ -50,7 +51,9 @@ def run_backtest(spec: BacktestSpec, report: PrintLine = echo) -> dict[str, Any]
         Judges(engine.cores, JUDGE) as judges,
     ):
         plan = _plan(run, spec, engine, contest)
+        # Before any training: who trains first and names the recipe afterwards could name the best of many.
         decide = _gate(spec, contest, plan, report) if contest else lambda _found: {}
+        # The folds' predictions are read from the shards' folders, so these stay until the judgement is written.
         with ShardsInUse(spec.scope.root):
             results = train_fleets(engine, plan.fleets, partial(train, spec, engine))
             costs = [
@@ -79,6 +82,7 @@ def _gate(
 
 
 def _plan(run: Run, spec: BacktestSpec, engine: Engine, contest: Contest | None) -> BacktestPlan:
+    # The incumbent is trained in the same folds: a comparison is paired by origin.
     beside = (contest.name, contest.incumbent_fleet) if contest and contest.incumbent_fleet else None
     records = write_columns(run, spec, ingest_scope(run, spec))
     plan = plan_backtest(spec, records, gpus=engine.gpus, beside=beside)

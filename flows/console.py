@@ -48,6 +48,7 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Mapping[st
     from rich.console import Console
     from rich.table import Table
 
+    # A pipe has no width: rows stay whole for grep, and a file reads as on a wide terminal.
     console = Console(markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     shown = fitting(columns, rows, console.width)
     table = Table(title=printable(title), box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
@@ -65,6 +66,7 @@ def fitting(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width:
     """Return the columns that fit into `width`; optional columns are dropped, last first."""
     widths = {c: max(map(len, (c.title, *(c.cell(row) for row in rows)))) + _GAP for c in columns}
     shown = list(columns)
+    # The last column is the least important; each is dropped whole, since half a figure is a wrong one.
     for column in reversed(columns):
         if sum(min(widths[c], _FOLDED) if c.folds else widths[c] for c in shown) <= width - 2:
             break
@@ -85,6 +87,7 @@ def finding(verdict: str) -> str:
 
 def price(value: float) -> str:
     """Return a price with six significant digits and no exponent: `104,321`, `2,512.34`, `0.0000123456`."""
+    # Six digits of any coin: BTC's five before the point and one after, PEPE's after five zeros.
     before_point = len(f"{value:.0f}") if value >= 1 else int(f"{value:e}".partition("e")[2]) + 1
     return f"{value:,.{max(0, 6 - before_point)}f}"
 
@@ -109,6 +112,7 @@ def _write(text: str) -> None:
 
 
 def _drop_output(_console: Any = None) -> None:
+    # By descriptor, so that libraries which kept the stream write nowhere too.
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)
@@ -134,6 +138,7 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
+    # JSON has no NaN, and other programs refuse Python's.
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value

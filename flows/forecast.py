@@ -48,6 +48,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
     with flow_run("forecast", report, notify=True) as run:
         served = champions(spec.scope.market)
         scope = spec.scope.narrowed(list(served.of(spec.scope)))  # before anything is downloaded
+        # Forecasts first: what came true and what drifted can wait, a price cannot.
         fetched, issued = ingest(scope, spec.tail), forecast(scope)
         scored, watched = score(scope), watch(scope)
         run.alarms = watched.alarms
@@ -56,6 +57,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
             s: latest(home_folder(), s, scope.as_of, about.model_version) for s, about in models.items()
         }
         standing = {s: note for s, rows in newest.items() if (note := standing_note(rows))}
+        # Replaced, not noted one by one: the same damage is met by up to five steps.
         run.failures = _once(served, fetched, issued, scored, watched)
         stale = find_stale(home_folder(), issued.series, scope.as_of)
         run.failures += [Failure(step="forecast", reason=str(s), code=STALE, series=s.series) for s in stale]

@@ -32,5 +32,6 @@ def prune_if_asked(run: Run, spec: RunSpec) -> None:
             run.report(f"pruning: {delete_old(spec.scope.home, dry_run=False)}")
         except BusyError as error:  # the next nightly run prunes
             run.report(f"nothing was pruned: {error}")
+    # The run has ended as complete before: it is ended again, as partial, with this reason.
     if len(run.failures) > failed:
         run.mark()

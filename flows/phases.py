@@ -79,6 +79,7 @@ def plan_training(run: Run, spec: RunSpec, records: Sequence[SeriesRecord], engi
     Raises:
         CpbError: nothing can be trained.
     """
+    # Asked of the engine, not of the specification: a cluster may have GPUs where this machine has none.
     planned = run.note(plan(spec, records, engine.gpus))
     for record in planned.stopped:
         run.stopped.append(record.series.name)
@@ -89,6 +90,7 @@ def plan_training(run: Run, spec: RunSpec, records: Sequence[SeriesRecord], engi
     run.tell(set_aside_lines(spec, planned.fleets))
     run.tell(profile_lines(spec, planned.fleets))
     run.series = len(planned.series)
+    # Only now: a run that is refused for its data or options has left nothing in MLflow, and its key holds the data.
     run.run_id = start_flow(spec, planned.series, planned.fleets, run.name)
     return planned
 
@@ -120,6 +122,7 @@ def train_and_score(
     Raises:
         CpbError: no model could be trained.
     """
+    # Before any shard begins: `work.begin` is the wall clock of the process, or the node, that trained it.
     root, began = spec.scope.root, time.time()
     trained = {record.series for record in planned.series}  # among them series whose price level leaps
     # a failed series is a failed member of every fleet
@@ -127,17 +130,20 @@ def train_and_score(
     before = resume_shards(root, planned.fleets, resume, run.report)
     run.trained_before = [fleet.name for fleet in planned.fleets if is_trained(fleet, before)]
     with Judges(engine.cores) as judges:
+        # Trainers on a CPU and judges share the cores: together they never hold more than there are.
         judge = partial(_judge, run, spec, judges, keeper, left_out)
         results, judged = train_and_judge(
             engine, planned.fleets, partial(train, spec, engine), judge, before, run.report
         )
     _note_fleets(run, planned.fleets, results, judged)
+    # The command that follows must not continue from a checkpoint with which nothing could be trained.
     if isinstance(resume, Checkpoint) and not any(shard.members for shard in results[0]):
         resume.take_out_of(shard_folder(root, planned.fleets[0].shards[0]))
     # The shards that this run has trained: of others, the time is that of an earlier run.
     work = [s.work for shards in results for s in shards if s.work and s.work.begin >= began]
     busy = busy_share(work, engine.cores.number) if work else {}
     skill, best = run_skill(judged)
+    # Logged before the error below: the run of a night without a model says how many failed.
     counts = {"members": run.members, "failed": len(run.failures)}
     log_metrics(run.run_id, counts | busy | skill, tags=best)
     if not run.members:
@@ -157,6 +163,7 @@ def _judge(
     arrivals: Arrivals,
 ) -> FleetJudgement:
     judged = evaluate(spec, run.run_id, fleet, arrivals, judges, left_out)
+    # After its record: an archive has the models of whole fleets, and MLflow's runs of them.
     keeper.keep()
     return judged
 
@@ -170,6 +177,7 @@ def _note_fleets(
     """Add what became of the fleets: failures of the training, then of the judging; warnings, costs, accuracy."""
     for shards in results:
         run.add(failure for shard in shards for failure in shard.failures)
+    # Trainings first, of all fleets, so that the order of lines does not depend on which fleet was judged first.
     for judgement in judged:
         run.add(judgement.failures)
     for fleet, shards, judgement in zip(fleets, results, judged, strict=True):

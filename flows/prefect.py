@@ -94,6 +94,7 @@ def plain_failures(function: Callable[P, State]) -> Callable[P, State]:
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> State:
+        # Both before anything is said or sent: the worker that started this process may be gone already.
         continue_without_reader()
         hold_server()
         for logger in (log, LINES):
@@ -102,6 +103,7 @@ def plain_failures(function: Callable[P, State]) -> Callable[P, State]:
             with shown_progress("flow"), store_errors():
                 return function(*args, **kwargs)
         except CpbError as error:
+            # The error is the data, so that a direct call raises it again with its code and exit code.
             return Failed(message=without_credentials(str(error)), data=error)
         finally:
             for logger in (log, LINES):
@@ -126,6 +128,7 @@ def flow_parameters(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[...,
 
         declared = inspect.signature(spec).parameters
         defaults = {name: f.get_default(call_default_factory=True) for name, f in spec.model_fields.items()}
+        # The signature of a specification has its fields in the order of declaration, which is that of the form.
         parameters = [declared[name].replace(default=default) for name, default in defaults.items()]
         run.__dict__["__signature__"] = inspect.Signature(parameters)
         run.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -172,6 +175,7 @@ def client_of_settings(timeout_s: float = 30, retries: int = 2) -> Iterator[Sync
     url = public_url(_api_url())
     try:
         with (
+            # A person waits for the answer: with as many retries as Prefect makes by itself it would take a minute.
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries}),
             get_client(sync_client=True, httpx_settings={"timeout": timeout_s}) as client,
         ):
@@ -207,6 +211,7 @@ def _api_url() -> str:
 def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
     """Run a flow on the configured server, and return the same result as without a server."""
     hold_server()
+    # Asked first: a server that is away is then one sentence, before Prefect begins a run.
     check_server()
     # A flow that is called directly returns the data of its final state.
     result: Any = flow(**spec.model_dump())

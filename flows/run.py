@@ -93,6 +93,7 @@ class Run:
     def add(self, failures: Iterable[Failure]) -> None:
         """Add failures and print each."""
         for failure in failures:
+            # At once, not at the end: who watches a night sees which series is lost while there is time to mend it.
             self.failures.append(failure)
             self.report(f"FAILED {failure.line}")
 
@@ -114,11 +115,13 @@ class Run:
 
     def mark(self) -> None:
         """End the run in MLflow as complete, or as partial with the reasons of its failures."""
+        # None takes nothing away: a continued run has lost its earlier reason when it was opened again.
         tags = {WARNINGS: "; ".join(self.warnings) or None, REASON: self.reasons or None}
         finish(self.run_id, PARTIAL if self.failures else COMPLETE, tags)
 
     def end(self) -> None:
         """End the run in MLflow, if it has one, and mirror it; `flow_run` does so unless the flow has done it."""
+        # First: should MLflow refuse, the run is marked as failed by `_marked`, and is not ended a second time.
         self.has_ended = True
         if self.run_id:
             self.mark()
@@ -141,11 +144,13 @@ def flow_run(name: str, report: PrintLine, *, notify: bool = False) -> Iterator[
     """
     run = Run(name, report)
     try:
+        # `_marked` within: what it tells MLflow can fail too, and people are to read that as one sentence.
         with store_errors(), _marked(run):
             yield run
             if not run.has_ended:
                 run.end()
     except Exception as error:
+        # The code, not the sentence, is the key of the event: a retry that fails alike tells nobody twice a day.
         if notify:
             code = getattr(error, "code", type(error).__name__)
             failed = {f"failed {name} {code}": str(error) or code}
@@ -171,6 +176,7 @@ def _marked(run: Run) -> Iterator[None]:
             finish(run.run_id, FAILED, {REASON: str(error) or type(error).__name__})
         raise
     except BaseException as interrupt:
+        # An interrupt before the plan has opened nothing.
         if run.run_id:
             kill(run.run_id, f"interrupted ({type(interrupt).__name__})")
         raise

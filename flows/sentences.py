@@ -31,6 +31,7 @@ def decision_lines(decisions: Iterable[Decision]) -> list[str]:
         by_rule: dict[str, list[Decision]] = defaultdict(list)
         for decision in alike:
             by_rule[decision.rule].append(decision)
+        # The reasons of a rule differ in figures alone, so the first stands for all.
         for first, *others in by_rule.values():
             more = f" (and {len(others)} more)" if others else ""
             lines.append(f"{first.series}{more}: {first.reason}")
@@ -63,6 +64,7 @@ def profile_lines(spec: RunSpec, fleets: Iterable[FleetPlan]) -> list[str]:
     """Return a sentence for each preset of a run's fleets whose models the hardware profile has changed."""
     from cpbmodels.arch.options import ALIASES, PROFILE_SIZES
 
+    # What a person has typed wins over the profile, and is no surprise.
     typed = {ALIASES.get(name, name) for name in spec.overrides}
     sizes = {n: value for n, value in PROFILE_SIZES.get(spec.profile, {}).items() if n not in typed}
     lines = {}
@@ -92,6 +94,7 @@ def set_aside_lines(spec: RunSpec, fleets: Sequence[FleetPlan]) -> Iterator[str]
 
 def judged_line(run: Run) -> str:
     """Return how many models were judged and against what: classifiers have a reference of their own."""
+    # Fleets without a model have no seconds and no accuracy: they are no sign of either kind.
     classifies = {bool(accuracy(fleet)) for fleet in run.fleets if "seconds" in fleet}
     references = " and ".join(
         "the class frequencies" if classes else "the random walk" for classes in sorted(classifies)

@@ -32,6 +32,7 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo) -> Run:
             not installed or has no key.
     """
     with flow_run("train-all", report, notify=True) as run:
+        # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
         keeper = Keeper(report)
         check_publishable(spec.market, spec.repo)
         spec = with_listed_pairs(spec, report)

@@ -43,6 +43,7 @@ def train_one(spec: RunSpec, *, resume: str | None, report: PrintLine) -> dict[s
             planned = plan_training(run, spec, records, engine)
             with ShardsInUse(spec.scope.root):
                 results, judged = train_and_score(run, spec, planned, engine, keeper, mode)
+                # Before the result is read: `cpb train` is recorded even if a figure of it could not be shown.
                 run.end()
                 result = _result(results[0][0], judged[0].judgements[0])
         keeper.keep()
@@ -78,6 +79,7 @@ def result_lines(result: dict[str, Any], command: str) -> list[str]:
 def _loss_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the losses over the epochs as sparkline and figures; nothing for a model fitted without epochs."""
     history, best = result["history"], result["best_epoch"]
+    # A line of one bar says nothing.
     if len(history) < 2:
         if result["cost"].get("best_epoch"):
             yield "loss", f"{result['best_val_loss']:.4f} in validation, after one epoch"
@@ -101,8 +103,10 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     edges = [round(i * len(values) / bars) for i in range(bars + 1)] if bars else []
     parts = [values[first:stop] for first, stop in pairwise(edges)]
     means = [sum(part) / len(part) for part in parts]
+    # A diverged epoch has no height; it must not flatten the others.
     finite = [mean for mean in means if isfinite(mean)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    # Equal values are the lowest bar, not a division by zero.
     step = (high - low) / (len(_BARS) - 1) or 1.0
     return "".join(_BARS[round((mean - low) / step)] if isfinite(mean) else " " for mean in means)
 

@@ -40,12 +40,14 @@ def run_tune(spec: TuneSpec, report: PrintLine) -> dict[str, Any]:
         key = _key(spec, inner + newest)
         folder, storage = spec.scope.root / "tuning" / key, spec.scope.root / "tuning" / "optuna.db"
         folder.mkdir(parents=True, exist_ok=True)
+        # Two searches of one study would draw the same trials and overwrite each other's report.
         with locked(folder / "lock"):
             study = tuning.Study(storage, key, spec)
             run.run_id = _start_study(spec, key)
             log = partial(log_trials, run.run_id)
             profile = None if spec.profile == "auto" else spec.profile
             how = {"device": spec.device, "dtype": spec.dtype, "profile": profile}
+            # Trials train in this process, so it holds the GPU as a trainer would.
             with gpu_held(gpus_of(spec.device)):
                 tuning.run_trials(spec, study, inner, how, log, report)
                 answer: dict[str, Any] = tuning.conclude(spec, study, newest, how, report)
@@ -109,6 +111,7 @@ def _folds(run: Run, spec: TuneSpec) -> tuple[list[FoldSeries], list[FoldSeries]
         run.tell(folds.incomplete)
     loaded = folds.loaded if folds is not None else ()
     ids = [fold.id for fold in loaded]
+    # A series that lacks a fold would weigh less in the choice than in the test.
     whole = [fold for fold in loaded if ids.count(fold.id) == wanted]
     usable = [fold for fold in whole if not _ineligible_reason(spec, fold)]
     if not usable:
@@ -132,6 +135,7 @@ def _ineligible_reason(spec: TuneSpec, fold: FoldSeries) -> str:
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
     """Return a digest of the inputs of a trial; more trials or a different budget continue the same study."""
+    # Neither trials nor budget: asking for more continues the study.
     decisive = ("seed", "search", "folds")
     data = [(fold.id.label, fold.fold, fold.record.digest) for fold in folds]
     options = spec.model_dump(mode="json", include=set(decisive))

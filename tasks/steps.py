@@ -82,10 +82,12 @@ def ingest(scope: Scope, tail: bool = False) -> IngestResult:
         if error.code != "unreachable":
             raise
         try:
+            # No reason to miss a forecast: the stored candles do, and the warning says how old they are.
             state = update_store(scope.model_copy(update={"offline": True}))
         except CpbError as none_stored:
             if none_stored.code != "not-stored":
                 raise
+            # Both reasons: the source is away, and there is nothing to fall back on.
             raise CpbError(f"{error}; {none_stored}", code=error.code, field=error.field) from error
         log.warning("%s; %s", str(error).partition(";")[0], state.notes[0])
     for warning in state.warnings:
@@ -121,6 +123,7 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
 
     `gpus`: the shards are to be trained on GPUs, and are sized for them.
     """
+    # Against the newest candle of the run, not against now: a run with `as_of` of last year plans as it did then.
     newest = max((r.last_us for r in records), default=0)
     oldest = newest - STOPPED_AFTER // timedelta(microseconds=1)
     stopped = [r for r in records if r.last_us < oldest]
@@ -129,18 +132,21 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
     bounds = {}
     for timeframe in timeframes:
         of_timeframe = [r for r in records if r.series.timeframe == timeframe]
+        # One split for all series of a timeframe, so that no coin's test span is in another's training span.
         bounds[timeframe] = split_bounds(of_timeframe)
         if sentence := shortened(of_timeframe, 1):
             log.warning("%s", sentence)
     usable, failures = [], []
     for record in records:
         try:
+            # Read here already: a damaged file or too short a series is known before a device is busy.
             load_series(spec.scope.home, record, bounds[record.series.timeframe])
             usable.append(record)
         except (MemberError, DamagedError) as error:
             failures.append(Failure.of(record.series, "plan", error))
     to_train, unknown = fleets_to_train(spec, [r.series for r in usable])
     failures += unknown
+    # With `serving` two timeframes may name the same recipe: it is one fleet with the members of both.
     wanted = {fleet.model_dump_json(): fleet for fleets in to_train.values() for fleet in fleets}
     planned = []
     for fleet, name in zip(wanted.values(), fleet_names([*wanted.values()]), strict=True):
@@ -162,6 +168,7 @@ def train(spec: RunSpec, engine: Engine, job: ShardJob, progress: FleetProgress)
     Retried if its trainer died (not after its time limit, which a retry would reach again). If the trainer fails as a
     whole, every member of the shard is a failure.
     """
+    # Here and not in the step's policy: `progress.ended` is told once, after the last try.
     run = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(engine.run, "train")
     try:
         result = run(job, spec.scope.root, spec.train_timeout_s, progress)
@@ -211,6 +218,7 @@ def opened_engine(spec: RunSpec) -> Iterator[Engine]:
         CpbError: Ray is not installed, or its cluster cannot be used.
     """
     if (spec.engine or (RAY if os.environ.get(ADDRESS) else LOCAL)) == LOCAL:
+        # The fleets that will probably train: their kernels are compiled while candles are fetched.
         to_train, _ = fleets_to_train(spec, spec.scope.series)
         fleets = [fleet for of_timeframe in to_train.values() for fleet in of_timeframe]
         with closing(LocalEngine(spec, fleets)) as local:
@@ -254,6 +262,7 @@ def publish(market: Market, repo: str | None = None) -> Publication:
         CpbError: no champion can be published, or the Hub refuses; (code `other-record`) the published record belongs
             to another chain than the stored record.
     """
+    # The local tree is whole before anything is sent, so a Hub that is away loses nothing.
     tree, failures = package(home_folder(), market, repo)
     place = publish_tree(tree, repo) if repo else tree
     return Publication(place=str(place), failures=tuple(failures))
@@ -278,6 +287,7 @@ class Serving:
         if damaged := [f for f in self.failures if f.series and scope.selects(f.series)]:
             reasons = "; ".join(failure.reason for failure in damaged)
             raise CpbError(f"no forecast could be made: {reasons}", code=damaged[0].code)
+        # A misspelt coin is told apart from one that no champion serves yet.
         check_known(
             scope.symbols, {model.series.symbol for model in self.models}, "the registry of champions"
         )

@@ -78,6 +78,7 @@ class Step(Generic[P, R]):
         """Run the step."""
         if FlowRunContext.get() is None:
             return self.fn(*args, **kwargs)
+        # A task whose function returns a state of its own (`_showing_failures`) is answered with that state.
         result: Any = self.task(*args, **kwargs)
         return cast(R, result.result() if isinstance(result, State) else result)
 
@@ -97,6 +98,7 @@ def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
             return value
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         reason = without_credentials(f"{failures[0].subject}: {failures[0].reason}{more}")
+        # Partial where something is left to go on with, Failed where nothing is: that is what a person looks for.
         good = not isinstance(value, Failure) and any(getattr(value, name, None) for name in _RESULTS)
         return Completed(name="Partial" if good else "Failed", message=reason, data=value)
 

@@ -75,11 +75,13 @@ def _log(
         *score.failures,
     ]
     as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
+    # Without its password: a source may be a URL with one, and MLflow's pages are read by others.
     tags = {"source": public_url(spec.source) if spec.source else "Binance Vision"} | source_tags(spec)
     records = [member.features for member in fleet.members]
     run = start_fleet(
         parent,
         fleet.architecture,
+        # The same fleet of the same flow is the same run, whichever process logs it.
         f"{parent}/{fleet.key}",
         job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in fleet.members]},
         {
@@ -98,8 +100,10 @@ def _log(
         if member.name in score.members
     ]
     good = [_record(shard, member, folder, score, as_of, tags) for member, folder, shard in trained]
+    # Good members first: `ids` pairs with `trained` by position, and the failed come after.
     ids = log_members(run.run_id, [*good, *(_failed(fleet, failure, as_of, tags) for failure in failures)])
     pooled = _named(job, _pooled(score.pools)) | {"train_seconds": sum(r.train_seconds for r in results)}
+    # A run that was complete has its epochs: logged twice, a curve in MLflow would have two points a step.
     log_metrics(run.run_id, pooled, history=() if run.finished else [e for r in results for e in r.epochs])
     verdict = "; ".join(pool.verdict for pool in score.pools) or None
     outcome = (PARTIAL if failures else COMPLETE) if good else FAILED
@@ -139,6 +143,7 @@ def _is_lacked(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> bool:
 def _as_member(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> Failure:
     """Return the failure of a series as a failure of the model that this fleet would have trained on it."""
     assert failure.series is not None
+    # The seed that it would have had, so that its run tomorrow is found as the same model's.
     seed = member_seed(spec.seed, fleet.architecture, failure.series)
     model = ModelId(fleet.architecture, fleet.label, failure.series, seed)
     return failure.model_copy(update={"model": model})
@@ -148,8 +153,10 @@ def _record(
     job: ShardJob, trained: TrainedMember, folder: Path, score: FleetScore, as_of: str, tags: dict[str, str]
 ) -> MemberRecord:
     judged, report = score.members[trained.name], trained.report
+    # `True` is an `int`: switches are params, not metrics.
     measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     config = read_config(folder / "model").model_dump(mode="json")
+    # The copies in MLflow are checked against these digests, which were sealed when the model was written.
     expected = {
         PurePosixPath(name).name: digest
         for name, digest in sealed(folder).items()
@@ -162,6 +169,7 @@ def _record(
         preset=job.preset,
         data_digest=next(m.features.digest for m in job.members if m.name == trained.name),
         as_of=as_of,
+        # What was logged elsewhere, and the digest, which differs with every figure.
         config={k: v for k, v in config.items() if k not in ("metrics", "history", "report", "config_sha256")}
         | ({"kernels": report["kernels"]} if "kernels" in report else {}),
         params=_compared(trained.model, job.preset, config, report),
@@ -187,6 +195,7 @@ def _compared(
 
 def _failed(fleet: FleetPlan, failure: Failure, as_of: str, tags: dict[str, str]) -> MemberRecord:
     assert failure.model is not None
+    # A series that failed before the plan is in no shard: its key is the fleet's own.
     shard = next((s for s in fleet.shards if any(m.model == failure.model for m in s.members)), None)
     return MemberRecord(
         key=f"{job_key(shard) if shard else fleet.key}/{failure.model.series.name}",

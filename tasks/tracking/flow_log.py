@@ -31,6 +31,7 @@ def start_flow(spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[
     Args:
         name: name of the command.
     """
+    # Of the planned fleets, not of the options: with `serving` these are the champions' presets.
     presets = ", ".join(dict.fromkeys(fleet.spec.preset for fleet in fleets))
     as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
     about = {"preset": presets, "market": spec.market, AS_OF: as_of, COMMAND: name}
@@ -69,8 +70,10 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[Fl
     options = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
         mode="json", exclude={"home", "source", "offline", "reading"}
     )
+    # The candles themselves, not the dates: a corrected history is another run.
     data = [(r.series.name, r.digest) for r in records]
     planned = [fleet.spec.model_dump(mode="json") for fleet in fleets]
+    # With the code of the training: after an upgrade the same command trains again.
     return value_digest([options, planned, data, training_code()])[:16]
 
 
@@ -91,6 +94,7 @@ def run_skill(judged: Iterable[FleetJudgement]) -> tuple[dict[str, float], dict[
             best = next(iter(rank({name: _validation(fleet, timeframe) for name, fleet in rivals.items()})))
             metrics[SKILL.format(timeframe)] = rivals[best].skill[timeframe]
             tags[BEST.format(timeframe)] = best
+        # Of several classifiers none is named: the best by test score would be chosen by what is to be judged.
         elif len(rivals) == 1:
             ((best, fleet),) = rivals.items()
             metrics[CLASSIFIER_SKILL.format(timeframe)] = fleet.skill[timeframe]

@@ -20,6 +20,7 @@ def fleet_cost(shards: Sequence[ShardResult]) -> dict[str, Any]:
     reports = [member.report for shard in shards for member in shard.members]
     if not reports:
         return {}
+    # Peaks are measured per epoch in the process of the shard, so the largest over both is the fleet's.
     epochs = [epoch for shard in shards for epoch in shard.epochs]
     cost: dict[str, Any] = {
         "seconds": sum(shard.train_seconds for shard in shards),
@@ -28,6 +29,7 @@ def fleet_cost(shards: Sequence[ShardResult]) -> dict[str, Any]:
     }
     for name in (_CPU, _GPU):
         cost[name] = max((figures.get(name) or 0.0 for figures in (*reports, *epochs)), default=0.0) or None
+    # A closed form has no epochs: as zeros they would lower the means.
     learned = [report for report in reports if report.get("stopped") != "closed_form"]
     for name in ("best_epoch", "epochs_run"):
         cost[name] = _mean(report.get(name) for report in learned)
@@ -72,6 +74,7 @@ def run_cost(fleets: Sequence[Mapping[str, Any]], before: Collection[str] = ()) 
     seconds = sum(fleet["seconds"] for fleet in known)
     devices = ", ".join(sorted({fleet["device"] for fleet in known if fleet["device"]}))
     each = ", ".join(f"{fleet['fleet']} {fleet['seconds']:,.1f} s" for fleet in known)
+    # Not the sum: fleets train one after the other on a device.
     peaks = {name: max(fleet[name] or 0.0 for fleet in known) for name in (_CPU, _GPU)}
     parts = [f"{seconds:,.1f} s of training{f' on {devices}' if devices else ''} ({each})", peak_text(peaks)]
     earlier = [fleet["fleet"] for fleet in known if fleet["fleet"] in before]

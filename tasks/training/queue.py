@@ -95,7 +95,9 @@ def train_fleets(
         Per fleet, the result of each shard, in order. An error of `train`, whatever its kind, becomes a failure of each
         member of its shard: the other shards go on.
     """
+    # All fleets' shards in one queue: a device that is done with a small fleet takes the next one at once.
     queue = shards_of(fleets)
+    # One for each fleet, shared by its shards, which may train on several devices.
     progress: dict[str, FleetProgress] = {}
     for fleet in fleets:
         progress |= dict.fromkeys(map(job_key, fleet.shards), FleetProgress(fleet))
@@ -109,6 +111,7 @@ def train_fleets(
             if not isinstance(error, CpbError | OSError):  # a fault of the program: its place is needed
                 log.warning("a shard of %s was lost", of_fleet.name, exc_info=error)
             result = failed_shard(shard, error)
+        # First, as `ended` may wake the judges of the fleet.
         results[job_key(shard)] = result
         ended(shard, result)
 
@@ -156,11 +159,13 @@ def train_and_judge(
         members = counted(sum(len(result.members) for result in results), "member")
         report(f"trained {fleet.name}: {members}{f' ({facts})' if facts else ''}")
 
+    # A thread for the queue and one a fleet; these wait, and their work is done by processes.
     calls: list[Callable[[], Any]] = [
         train_queue,
         *(partial(judge, fleet, arrivals(fleet)) for fleet in fleets),
     ]
     outcomes: list[Any] = run_each(calls, len(calls))
+    # The training's error first: those of the judges follow from it.
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome

@@ -15,7 +15,7 @@ from tests.tools.terminal import Terminal
 PROGRAM = """
 import time
 from flows.progress import shown_progress
-from tasks.running.parallel import report_progress, report_line
+from tasks.running.progress import report_line, report_progress
 with shown_progress("train"):
     input()
     report_line("training gru on cpu (2 cores)")
