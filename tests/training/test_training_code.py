@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 EXECUTED_BESIDE = {
     "cpbmodels/__init__.py": "finds names",
+    "cpbmodels/device/chips.py": "which GPUs there are",
     "cpbmodels/device/monitor.py": "measures the device",
     "schemas/errors.py": "the words of failures",
     "schemas/contract.py": "refuses features that break their contract, and changes none",
@@ -35,8 +36,11 @@ EXECUTED_BESIDE = {
     "tasks/market/layout.py": "reads candles",
     "tasks/market/klines.py": "reads candles",
     "tasks/running/cores.py": "counts cores for what is told",
+    "tasks/storage/arrays.py": "reads and writes arrays",
     "tasks/storage/files.py": "reads and writes files",
+    "tasks/storage/folders.py": "replaces a folder as a whole",
     "tasks/storage/locks.py": "replaces a folder while no other process does",
+    "tasks/storage/sealed.py": "which files of a folder are finished",
     "tasks/storage/source_code.py": "digests of code",
     "tasks/storage/records.py": "reads and writes records, digests",
     "tasks/training/plan.py": "tells universal models from others",
