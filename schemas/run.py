@@ -20,6 +20,7 @@ from schemas.presets import (
     preset_named,
     with_preset_files,
 )
+from schemas.retention import NIGHTS
 from schemas.scope import ScopeSpec
 
 LOCAL, RAY = "local", "ray"
@@ -82,7 +83,7 @@ class RunSpec(ScopeSpec):
         pattern=r"\S",
         description="REASON: let an older as_of replace newer champions; it is kept with the decision",
     )
-    prune: bool = Field(False, description="at the end, delete runs and versions older than 14 nights")
+    prune: bool = Field(False, description=f"at the end, delete runs and versions older than {NIGHTS} nights")
     wandb: bool = Field(
         False, description="copy params and metrics to Weights & Biases too; offline with WANDB_MODE=offline"
     )

@@ -7,11 +7,10 @@ import threading
 import time
 from pathlib import Path
 
+from schemas.retention import LOG_BYTES
+
 INTERVAL_S = 60.0
 """Seconds in which a message is logged once."""
-
-MAX_LOG_BYTES = 10_000_000
-"""Size at which a log file is rotated; one earlier file is kept beside it."""
 
 _CHECK_S = 1.0
 _MAX_KINDS = 200
@@ -71,7 +70,7 @@ def log_once_per_minute() -> None:
                 handler.addFilter(OncePerMinute())
 
 
-def keep_bounded(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+def keep_bounded(path: Path, max_bytes: int = LOG_BYTES) -> None:
     """Rotate the log file to which this process writes, in a thread, as long as the process runs.
 
     By copying and truncating (as logrotate's `copytruncate`): a process and its children go on writing to the same open
@@ -91,7 +90,7 @@ def keep_bounded(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
     threading.Thread(target=watch, daemon=True, name="log").start()
 
 
-def rotate(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+def rotate(path: Path, max_bytes: int = LOG_BYTES) -> None:
     """Move the content of a log file that is too large to `NAME.log.1`; of that at most `max_bytes`, the newest."""
     try:
         size = path.stat().st_size

@@ -21,6 +21,7 @@ from schemas.errors import DamagedError, MemberError, log
 from schemas.features import check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId, stored_series
+from schemas.retention import FEATURE_FILES
 from tasks.market.klines import find_runs, read_klines
 from tasks.market.layout import grid_of, to_us
 from tasks.signals.splits import check_enough, check_windows
@@ -36,9 +37,6 @@ CROSS_SECTION_ROWS = 64
 
 FEATURE_FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.parquet")
 """Name of a feature file: digests of its candles and of the code."""
-
-KEPT_FILES = 4
-"""Feature files kept per series: a run with a different `as_of` may still be reading an older file."""
 
 
 def write_features(
@@ -233,6 +231,6 @@ def _prune(folder: Path) -> None:
     """Remove the least recently used feature files; only files named like a feature file are considered."""
     files = [path for path in folder.iterdir() if FEATURE_FILE.fullmatch(path.name)]
     # by last use, which `write_features` stamps on a file that it finds
-    for old in sorted(files, key=lambda p: p.stat().st_mtime, reverse=True)[KEPT_FILES:]:
+    for old in sorted(files, key=lambda p: p.stat().st_mtime, reverse=True)[FEATURE_FILES:]:
         old.unlink(missing_ok=True)
         old.with_suffix(".json").unlink(missing_ok=True)

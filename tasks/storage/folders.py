@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from schemas.errors import CpbError
+from schemas.retention import DRAFT_S
 from tasks.storage.files import draft_name, sync
 from tasks.storage.locks import locked, temporary_lock
 
 T = TypeVar("T")
-_STALE_S = 24 * 3600.0
 _AT_CWD, _EXCHANGE = -100, 2  # of fcntl.h and stdio.h
 _READINGS, _BETWEEN_READINGS_S = 10, 0.02
 
@@ -144,5 +144,5 @@ def _sweep(path: Path) -> None:
     """Delete drafts of `path` left by killed writers more than a day ago."""
     for old in path.parent.glob(f".{path.name}.{'?' * 12}"):
         with suppress(FileNotFoundError):
-            if time.time() - old.stat().st_mtime > _STALE_S:
+            if time.time() - old.stat().st_mtime > DRAFT_S:
                 shutil.rmtree(old, ignore_errors=True)

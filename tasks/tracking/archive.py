@@ -31,6 +31,7 @@ from pathlib import Path
 from schemas.errors import CpbError, UsageError, log
 from schemas.home import home_folder
 from schemas.identity import MARKETS, tree_of
+from schemas.retention import ARCHIVES, DRAFT_S
 from tasks.running.progress import PrintLine
 from tasks.storage.files import DRAFT, NOTIFY_FILE, replacing
 from tasks.storage.folders import new_folder
@@ -40,9 +41,6 @@ from tasks.tracking.home_store import home_store, sqlite_path, tracking_uri
 
 KEEP = "CPB_KEEP"
 """Environment variable: the folder of the archives; nothing is archived without it."""
-
-GENERATIONS = 2
-"""Archives of one store that are kept."""
 
 PLACE = "cpb-archive-of.txt"
 """First file of an archive: the absolute path of the home, which MLflow's database holds too."""
@@ -54,7 +52,6 @@ _NAME = re.compile(r"cpb-(?P<store>[0-9a-f]{32})-(?P<time>\d{8}T\d{6}Z)\.tar\.gz
 _SQLITE_HEADER = b"SQLite format 3\0"
 _BESIDE_DATABASE = ("-wal", "-shm", "-journal")
 _READ_BYTES = 1 << 20
-_STALE_S = 24 * 3600.0
 
 
 def archive_folder() -> Path | None:
@@ -141,7 +138,7 @@ def archive(folder: Path, place: Path) -> Path:
         path = folder / f"cpb-{record.store_id}-{stamp}.tar.gz"
         with replacing(path) as draft, tarfile.open(draft, "w:gz", compresslevel=1) as target:
             _fill(target, place)
-        for old in (*archives(folder, record.store_id)[GENERATIONS:], *_left(folder, record.store_id)):
+        for old in (*archives(folder, record.store_id)[ARCHIVES:], *_left(folder, record.store_id)):
             old.unlink(missing_ok=True)
         return path
 
@@ -150,7 +147,7 @@ def _left(folder: Path, store_id: str) -> Iterator[Path]:
     """Yield the drafts of this store's archives that a killed run left more than a day ago."""
     for path in folder.glob(f".cpb-{store_id}-*"):
         draft = DRAFT.fullmatch(path.name)
-        if draft and _NAME.fullmatch(draft["name"]) and time.time() - path.stat().st_mtime > _STALE_S:
+        if draft and _NAME.fullmatch(draft["name"]) and time.time() - path.stat().st_mtime > DRAFT_S:
             yield path
 
 

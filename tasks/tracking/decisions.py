@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from schemas.decision import Decision
 from schemas.identity import SeriesId
+from schemas.retention import EARLIER_DECISIONS
 from tasks.tracking.calls import existing, upsert
 from tasks.tracking.experiment import Store
 from tasks.tracking.registry import ALIAS, find_version, registered_models, series_of, versions_of
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 DECISION = "decision"
 """Tag of a registered model and of a version: a `Decision` as JSON."""
 _EARLIER = f"{DECISION}."
-MAX_EARLIER = 14
-"""Earlier decisions kept per series: the nights that pruning keeps in full. Listing champions reads them all."""
 
 
 def decision_text(decision: Decision) -> str:
@@ -42,7 +41,7 @@ def keep_decision(store: Store, decision: Decision) -> None:
         at = f"{_EARLIER}{before.decided_at.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
         upsert(store.client.set_registered_model_tag, name, at, tags[DECISION])
     upsert(store.client.set_registered_model_tag, name, DECISION, decision_text(decision))
-    for old in sorted(tag for tag in tags if tag.startswith(_EARLIER))[: -MAX_EARLIER + 1]:
+    for old in sorted(tag for tag in tags if tag.startswith(_EARLIER))[: -EARLIER_DECISIONS + 1]:
         store.client.delete_registered_model_tag(name, old)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import BusyError, counted
+from schemas.retention import NIGHTS
 from tasks.storage.files import delete_files, final_path, remove_empty
 from tasks.storage.model_folder import MODEL_FILES
 from tasks.storage.urls import local_path
@@ -105,7 +106,7 @@ class _Run:
         return self.info.lifecycle_stage == "deleted"
 
 
-def delete_old(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
+def delete_old(home: Path, *, dry_run: bool = True, nights: int = NIGHTS) -> PruneReport:
     """Delete old runs, versions and fetched copies of models, or only report them.
 
     Args:

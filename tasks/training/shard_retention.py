@@ -11,17 +11,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from schemas.errors import BusyError, CpbError, DamagedError, log
+from schemas.retention import SHARD_UNUSED_DAYS, SHARDS_PER_KIND
 from tasks.storage.files import delete_files
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import MODEL_FILES
 from tasks.storage.sealed import SEAL
 from tasks.training.shard import CHECKPOINTS, EPOCHS, JOB, LOG, PROGRESS, RESULT, read_job, shard_folders
-
-MAX_SHARDS_PER_KIND = 3
-"""Shards kept per kind (what makes the models, and the members): the most recently used."""
-
-MAX_UNUSED_DAYS = 90
-"""Days without use after which all shards of a kind are removed: the kinds change with every newly listed coin."""
 
 _MEMBER_FILE = re.compile(
     rf"model/({'|'.join(map(re.escape, MODEL_FILES))})|(validation|test|score-[0-9a-f]+)\.npz|{re.escape(SEAL)}"
@@ -56,7 +51,7 @@ class ShardsInUse:
 
 
 def remove_old_shards(shards: Path) -> list[Path]:
-    """Remove the shards beyond the newest `MAX_SHARDS_PER_KIND` of each kind, and those unused for `MAX_UNUSED_DAYS`.
+    """Remove the shards beyond the newest `SHARDS_PER_KIND` of each kind, and those unused for `SHARD_UNUSED_DAYS`.
 
     A folder without a job of cpb is left alone; of the others only the files that cpb wrote are deleted.
 
@@ -64,7 +59,7 @@ def remove_old_shards(shards: Path) -> list[Path]:
         The folders that are gone.
     """
     kinds: dict[tuple[str, ...], list[tuple[float, Path, list[str]]]] = defaultdict(list)
-    unused_since = time.time() - MAX_UNUSED_DAYS * 86400
+    unused_since = time.time() - SHARD_UNUSED_DAYS * 86400
     for folder in shard_folders(shards.parent):
         try:
             job = read_job(folder)
@@ -80,7 +75,7 @@ def remove_old_shards(shards: Path) -> list[Path]:
         folder
         for kind in kinds.values()
         for place, (used, folder, members) in enumerate(sorted(kind, reverse=True))
-        if (place >= MAX_SHARDS_PER_KIND or used < unused_since) and _remove(folder, members)
+        if (place >= SHARDS_PER_KIND or used < unused_since) and _remove(folder, members)
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
+from schemas.retention import FEATURE_FILES
 from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
 from tests.tools.klines import klines
@@ -40,8 +41,8 @@ def test_a_new_candle_is_another_file_and_old_ones_are_pruned(tmp_path, market):
         paths.append(tmp_path / feature_files.write_features(tmp_path, BTC).path)
     assert len(set(paths)) == 10
     kept = set(paths[0].parent.glob("*.parquet"))
-    assert len(kept) == feature_files.KEPT_FILES
-    assert len(list(paths[0].parent.iterdir())) == 2 * feature_files.KEPT_FILES
+    assert len(kept) == FEATURE_FILES
+    assert len(list(paths[0].parent.iterdir())) == 2 * FEATURE_FILES
     assert paths[-1] in kept
 
 

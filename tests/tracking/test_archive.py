@@ -300,7 +300,7 @@ def test_two_archives_of_a_store_are_kept_and_nothing_else_is_deleted(place, out
     drafts = [f".cpb-{STORE}-2020010{day}T000000Z.tar.gz.0123456789ab" for day in (1, 2)]
     for name in drafts:
         (outside / name).touch()
-    monkeypatch.setattr(module, "_STALE_S", -1)
+    monkeypatch.setattr(module, "DRAFT_S", -1)
     (outside / drafts[1]).unlink()
     for year in (2021, 2022, 2023):
         (outside / f"cpb-{STORE}-{year}0101T000000Z.tar.gz").touch()

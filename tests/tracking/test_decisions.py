@@ -10,7 +10,8 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_DOES_NOT_EXIST
 
 from schemas.decision import Decision
 from schemas.identity import SeriesId
-from tasks.tracking.decisions import DECISION, MAX_EARLIER, decisions_on, keep_decision, newest_decisions
+from schemas.retention import EARLIER_DECISIONS
+from tasks.tracking.decisions import DECISION, decisions_on, keep_decision, newest_decisions
 from tasks.tracking.registry import make_model
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
@@ -29,16 +30,16 @@ def decided(night):
 
 def test_the_newest_and_those_of_the_last_nights_are_kept_and_no_more(store):
     make_model(store, BTC)
-    for night in range(MAX_EARLIER + 5):
+    for night in range(EARLIER_DECISIONS + 5):
         keep_decision(store, decided(night))
     decisions = decisions_on(store, BTC, 1000)
     assert [decision.reason for decision in decisions] == [
-        f"night {MAX_EARLIER + 4 - n}" for n in range(MAX_EARLIER + 1)
+        f"night {EARLIER_DECISIONS + 4 - n}" for n in range(EARLIER_DECISIONS + 1)
     ]
     assert newest_decisions(store) == {BTC: decisions[0]}
     assert len(decisions_on(store, BTC, 3)) == 3
     tags = store.client.get_registered_model(BTC.registered).tags
-    assert len([name for name in tags if name.startswith(DECISION)]) == MAX_EARLIER + 1
+    assert len([name for name in tags if name.startswith(DECISION)]) == EARLIER_DECISIONS + 1
 
 
 @pytest.mark.parametrize("written", [0, 1])

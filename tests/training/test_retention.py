@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from schemas.retention import SHARD_UNUSED_DAYS, SHARDS_PER_KIND
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
 from tasks.training.shard_retention import (
-    MAX_SHARDS_PER_KIND,
-    MAX_UNUSED_DAYS,
     ShardsInUse,
     remove_old_shards,
 )
@@ -39,11 +38,11 @@ def fleet(root, name, used=0.0, coins=("BTCUSDT",), market="spot", **options):
 @pytest.fixture
 def nights(tmp_path):
     """Fleets of one kind, oldest first, among fleets of other kinds."""
-    made = [fleet(tmp_path, f"night {n}", used=1000.0 + n) for n in range(MAX_SHARDS_PER_KIND + 2)]
+    made = [fleet(tmp_path, f"night {n}", used=1000.0 + n) for n in range(SHARDS_PER_KIND + 2)]
     fleet(tmp_path, "other coins", coins=("BTCUSDT", "ETHUSDT"), used=1.0)
     fleet(tmp_path, "other architecture", architecture="har", used=1.0)
     fleet(tmp_path, "other preset", preset="default", used=1.0)
-    for n in range(MAX_SHARDS_PER_KIND):  # a run may train several changes of one preset
+    for n in range(SHARDS_PER_KIND):  # a run may train several changes of one preset
         fleet(tmp_path, f"other options {n}", overrides={"epochs": 2 + n}, used=1.0)
     fleet(tmp_path, "other type", dtype="float64", used=1.0)
     fleet(tmp_path, "other market", market="um", used=1.0)
@@ -65,7 +64,7 @@ def test_the_last_few_of_each_kind_are_kept(tmp_path, nights):
 
 def test_fleets_that_no_run_uses_any_more_go_whatever_their_kind(tmp_path, nights):
     others = set((tmp_path / "fleets").iterdir()) - set(nights)
-    old = time.time() - (MAX_UNUSED_DAYS + 1) * 86400
+    old = time.time() - (SHARD_UNUSED_DAYS + 1) * 86400
     gone = sorted(others)[0]
     os.utime(gone / "job.json", (old, old))
 
