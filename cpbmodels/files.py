@@ -4,8 +4,6 @@ A named pipe would never end, a device has effects when it is opened, and a file
 refusal is an OSError whose `strerror` is the reason, as those of the system are.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -10,8 +10,6 @@ Arrays: `table` float64 [2, H, 99], up and down, the quantiles of extreme / widt
 falls as a power of the distance does that passes through the 90 and the 99 % quantile, down to 1e-8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

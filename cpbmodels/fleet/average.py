@@ -1,7 +1,5 @@
 """Several trained members as one model: an average of architectures, an ensemble of seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

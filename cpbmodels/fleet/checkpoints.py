@@ -6,8 +6,6 @@ GPU) would take more than a fiftieth of the time, epochs in between are skipped.
 step): there is no generator state to save.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

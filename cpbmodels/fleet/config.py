@@ -4,8 +4,6 @@
 Evaluation results (`metrics`) are added after training, so the file's own digest leaves them out. No torch here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

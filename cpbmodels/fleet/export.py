@@ -1,7 +1,5 @@
 """A trained fleet as members: weights of their best epochs, tables, configuration and report."""
 
-from __future__ import annotations
-
 import platform
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of extremes of a trained member: how far prices went, in widths of its forecasts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

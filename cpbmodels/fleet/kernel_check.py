@@ -5,8 +5,6 @@ torch's path in the same precision, and in float64. What random weights and rand
 that needs thousands of steps, it does not find. The verdict is stored in Triton's cache folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

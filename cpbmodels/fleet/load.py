@@ -1,7 +1,5 @@
 """A member from its folder: `config.json` and `model.safetensors`, each checked before it is believed."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Forecasts of many models together: models of equal options are stacked into one fleet, windows into batches."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a training tells whoever called it: a record per epoch of a fleet, and some within an epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ split; neither changes the result beyond rounding. An architecture may instead s
 (`Architecture.solve`), or fit the weights from which they start (`Architecture.initial_weights`).
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import threading

@@ -7,8 +7,6 @@ Queries, keys and values come without their biases, which are added here and rou
 add up in float32; scores and shares are float32, shares rounded before the product with the values, as torch does it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

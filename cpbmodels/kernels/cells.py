@@ -9,8 +9,6 @@ Precision: products of the compute dtype with float32 sums; functions, cell stat
 states, gates and their gradients are stored in the compute dtype. Gate order and equations: `cpbmodels.arch.decoder`.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -9,8 +9,6 @@ serves one window of one member. Scores, shares, outputs and their gradients are
 queries and attended values are stored in the compute dtype.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ member; each gives two values. Integer arithmetic is int32 and wraps, as there; 
 the product, as `Draws.factors` does, and the product is rounded once.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -5,8 +5,6 @@ dtype; weights, moments and all arithmetic are float32, the powers of both betas
 its programs' sums in a fixed order, so a row depends on no other.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ Shapes: K members, B windows, T steps, H hidden values, a power of 2 from 16 to 
 member's rows. Precision, gate order and equations: `cpbmodels.kernels.cells`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

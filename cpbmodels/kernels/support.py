@@ -1,7 +1,5 @@
 """How kernels are launched, compiled ahead and listed, and the sums and products around them. No triton is imported."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -10,8 +10,6 @@ and weights, whose members may lie apart. Values are loaded from, and stored in,
 arithmetic and all partial sums are float32.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
