@@ -90,7 +90,7 @@ def verify(
     quiet_libraries()
     markets = MARKETS if market == _ALL else (market,)
     with shown_progress("verify"):
-        from tasks.verify import verify_all
+        from tasks.verify.verification import verify_all
 
         home = stored_home()
         result = verify_all(home, markets, lambda checked: report_progress("verify", checked, 0, "files"))

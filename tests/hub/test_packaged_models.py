@@ -15,7 +15,8 @@ from tasks.tracking.champions import champions, succeed, training_command
 from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, register
 from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
 from tasks.tracking.store import open_store, take_store
-from tasks.verify import packaged_behind, packaged_differences, verify_all
+from tasks.verify.models import packaged_behind, packaged_differences
+from tasks.verify.verification import verify_all
 from tests.tools.hub_models import series as walk
 from tests.tools.hub_models import trained
 from tests.tools.verifying import verify_champions

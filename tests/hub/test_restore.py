@@ -25,7 +25,7 @@ from tasks.hub.publish import publish_tree
 from tasks.hub.restore import restore_record
 from tasks.hub.tree import SUMS, build_tree
 from tasks.storage.home_version import mark_home
-from tasks.verify import verify_all
+from tasks.verify.verification import verify_all
 from tests.tools.hub_models import REPO, champion
 from tests.tools.live_record import made_forecasts, write_walk
 from tests.tools.published_record import (

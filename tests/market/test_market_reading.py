@@ -11,7 +11,7 @@ from schemas.run import RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
-from tasks.verify import verify_all
+from tasks.verify.verification import verify_all
 from tests.tools.market_tables import hours
 from tests.tools.market_tools import key
 

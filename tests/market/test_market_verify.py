@@ -12,7 +12,7 @@ from tasks.market.ingest import update_store
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.steps import features
-from tasks.verify import verify_all
+from tasks.verify.verification import verify_all
 from tests.tools.market_tools import build, key, put, scope
 from tests.tools.verifying import verify_market as verify
 

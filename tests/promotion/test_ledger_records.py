@@ -11,7 +11,7 @@ from schemas.ledger import LedgerSummary
 from tasks.forecasting.watch import Watch
 from tasks.promotion.switches import Switch
 from tasks.storage.records import write_record
-from tasks.verify import verify_all
+from tasks.verify.verification import verify_all
 from tests.tools.verifying import verify_ledger as verify
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)

@@ -1,6 +1,7 @@
 """The check of one kind of stored files, as `cpb verify` runs it, for tests of that kind."""
 
-from tasks.verify import KINDS, damage_at
+from tasks.verify.checks import damage_at
+from tasks.verify.verification import KINDS
 
 
 def of_kind(kind):

@@ -12,7 +12,7 @@ from tasks.signals.feature_files import write_features
 from tasks.steps import publish
 from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
-from tasks.verify import verify_all
+from tasks.verify.verification import verify_all
 from tests.tools.stored_home import MARKET, SERIES, SPAN, fleet_of, hour, member_of, train_again
 from tests.tools.verifying import verify_published
 

@@ -11,7 +11,7 @@ from schemas.errors import BusyError, CpbError
 from tasks.storage.packaged import packaged_models
 from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
-from tasks.verify import KINDS, verify_all
+from tasks.verify.verification import KINDS, verify_all
 from tests.tools.stored_home import MARKET, SERIES, champion, cut, flip, hour, member_of, train_again
 from webapp.app import create_app
 

@@ -22,7 +22,7 @@ from tasks.tracking.prune import delete_runs_for_good
 from tasks.tracking.registry import ALIAS, PREVIOUS
 from tasks.tracking.store import open_store
 from tasks.training.shard import PROGRESS
-from tasks.verify import KINDS, verify_all
+from tasks.verify.verification import KINDS, verify_all
 from tests.tools.stored_home import DAMAGE, MARKET, SERIES, champion, cut, fleet_of, hour, only, train_again
 from tests.tools.verifying import verify_champions, verify_fleets
 
@@ -61,7 +61,7 @@ def test_an_unexpected_error_of_one_kind_stops_no_other(stored, monkeypatch, kin
 
 def test_an_unexpected_error_at_one_file_stops_no_other_file(stored, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.verify.digest_fault", boom)
+        patch.setattr("tasks.verify.computed.digest_fault", boom)
         result = verify_all(stored, (MARKET,))
     assert result.unchecked == []
     assert {damage.path.rpartition(".")[2] for damage in result.damaged} >= {"png", "npz", "safetensors"}

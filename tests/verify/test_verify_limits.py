@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tasks.storage.source_code import ROOT
-from tasks.verify import verify_all
+from tasks.verify.verification import verify_all
 from tests.tools.stored_home import MARKET, SERIES, flip
 
 CPB = [sys.executable, "-m", "flows.cli"]

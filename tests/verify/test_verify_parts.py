@@ -18,7 +18,7 @@ from tasks.storage.locks import locked
 from tasks.storage.sealed import SEAL, resealing
 from tasks.training.checkpoint import TRAINED, progress_so_far
 from tasks.training.shard import JOB, RESULT
-from tasks.verify import verify_all
+from tasks.verify.verification import verify_all
 from tests.tools.stored_home import DAMAGE, MARKET, SERIES, SPAN, champion, fleet_of, flip, member_of, only
 from tests.tools.verifying import verify_champions, verify_features, verify_fleets
 

@@ -1,0 +1,1 @@
+"""`cpb verify`: reads every stored file by its normal reader, and repairs nothing."""
