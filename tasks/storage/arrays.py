@@ -21,7 +21,7 @@ def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
     """Write arrays, atomically; the folder is sealed by the caller."""
     import numpy as np
 
-    buffer = io.BytesIO()
+    buffer = io.BytesIO()  # numpy writes in many small pieces, and seeks: a full disk would leave any of them
     np.savez(buffer, allow_pickle=False, **arrays)
     write_bytes(path, buffer.getbuffer())
 

@@ -38,12 +38,14 @@ def replacing(path: Path) -> Iterator[Path]:
         DiskFull: no space left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # beside the file, not in /tmp: a rename across file systems is a copy, which can end halfway
     draft = draft_name(path)
     try:
         yield draft
+        # The content must be on disk before the name is: after a power cut the name may stand without it.
         sync(draft)
         draft.replace(path)
-    except BaseException as error:
+    except BaseException as error:  # also Ctrl-C
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         if is_disk_full(error):
@@ -73,7 +75,7 @@ def delete_files(folder: Path, is_ours: Callable[[str], bool]) -> bool:
     Args:
         is_ours: whether cpb wrote a file, by its path relative to the folder; that of a draft has its final name.
     """
-    for path in sorted(folder.rglob("*"), reverse=True):
+    for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder itself
         if path.is_symlink():
             continue
         if path.is_dir():
@@ -95,11 +97,13 @@ def write_secret(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = draft_name(path)
     try:
+        # The mode is set when the file is made: between making it and chmod others could open it.
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):  # another process was faster
+        # A hard link, since a rename would replace the secret that another process has begun to use.
+        with suppress(FileExistsError):
             path.hardlink_to(draft)
     finally:
         draft.unlink(missing_ok=True)
@@ -112,6 +116,7 @@ def read_private(path: Path, max_bytes: int, *, links: bool = False) -> str:
         FileNotFoundError: the file is missing.
         OSError: it cannot be read, or is not safe to use; `strerror` is the reason.
     """
+    # Opened first, then checked by its handle: another file could take its place between a check and the opening.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     try:
         status = os.fstat(handle)
@@ -148,7 +153,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 def check_writable(folder: Path) -> None:
     """Create the folder and test writing to it; raises `UsageError` before hours of work, not after them."""
-    probe = draft_name(folder / "probe")
+    probe = draft_name(folder / "probe")  # named as a draft, so that a killed probe is swept with them
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()

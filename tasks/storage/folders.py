@@ -31,7 +31,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     path = path.resolve()  # a rename cannot move across disks
     path.parent.mkdir(parents=True, exist_ok=True)
     with _folder_lock(path):
-        _recover(path)
+        _recover(path)  # before the block: it may read the old folder to make the new one
         _sweep(path)
         draft = draft_name(path)
         draft.mkdir()
@@ -56,13 +56,14 @@ def _swap(draft: Path, path: Path) -> None:
             draft.rename(path)
     finally:
         _recover(path)  # after an error, or a Ctrl-C, between the two renames
-        sync(path.parent)
+        sync(path.parent)  # a power cut must not bring back the old name after its files are gone
         for old in folders_aside(path):
             shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
 def _folder_lock(path: Path) -> Iterator[None]:
+    # Not beside the folder, which others may list or publish: by its path, so that all its writers agree.
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     with locked(temporary_lock(f"folder-{name}.lock")):
         yield
@@ -78,6 +79,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def folders_aside(path: Path) -> list[Path]:
     """Return the old folders of `path` that a killed writer left aside, oldest first."""
+    # The pattern of a draft, with `.old` before its digits, so that `_sweep` never takes one for a stale draft.
     aside = path.parent.glob(f".{path.name}.old.{'?' * 12}")
     return sorted(aside, key=lambda folder: folder.stat().st_mtime)
 
@@ -114,6 +116,7 @@ def settled(folder: Path, read: Callable[[Path], T], names: Sequence[str] = ()) 
             found = read(folder)
         except (CpbError, OSError) as raised:
             error = raised
+        # An error counts if nothing changed meanwhile, and there was a folder: else its writer is between two renames.
         if _state(folder, names) == before and (error is None or before is not None):
             break
         time.sleep(_BETWEEN_READINGS_S)
@@ -144,5 +147,6 @@ def _sweep(path: Path) -> None:
     """Delete drafts of `path` left by killed writers more than a day ago."""
     for old in path.parent.glob(f".{path.name}.{'?' * 12}"):
         with suppress(FileNotFoundError):
+            # Younger ones may be of a writer on another machine, whose lock is not seen here.
             if time.time() - old.stat().st_mtime > DRAFT_S:
                 shutil.rmtree(old, ignore_errors=True)

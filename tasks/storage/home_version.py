@@ -23,9 +23,11 @@ def check_home(folder: Path) -> Path:
     """
     path = folder / VERSION_FILE
     try:
-        version = path.read_bytes()[:20]
+        version = path.read_bytes()[
+            :20
+        ]  # enough for a number; anything else is shown, and must stay one line
     except (FileNotFoundError, NotADirectoryError):
-        return folder
+        return folder  # a home of nobody yet: its first writer marks it
     except OSError as error:
         raise CpbError(
             f"{path} cannot be read ({error.strerror}), so it is not known whether this version can use {folder}: put "
@@ -35,6 +37,7 @@ def check_home(folder: Path) -> Path:
         ) from error
     if version.strip() == VERSION.encode():
         return folder
+    # A number is another version; anything else damage. The remedies differ: the first must not be overwritten.
     shown = repr(version.decode(errors="replace").strip())
     if re.fullmatch(rb"[0-9]{1,9}\s*", version):
         raise CpbError(
@@ -54,6 +57,7 @@ def check_home(folder: Path) -> Path:
 
 def restore_version(path: Path) -> str:
     """Return the command that makes the file with the home's version again; whatever else is there is moved away."""
+    # `echo` would write through a link, into a file that is not the home's, and cannot replace a folder.
     place, aside = shlex.quote(str(path)), shlex.quote(f"{path}.damaged")
     moved = f"mv {place} {aside} && " if path.is_dir() or path.is_symlink() else ""
     return f"{moved}echo {VERSION} > {place}"

@@ -20,7 +20,7 @@ class Interrupted(BaseException):
 
 def pause(seconds: float) -> None:
     """Sleep; raises `Interrupted` as soon as the calling thread's work was asked to stop."""
-    if stop := _stop.get():
+    if stop := _stop.get():  # none in the main thread, whose sleep Ctrl-C ends by itself
         stop.wait(seconds)
         check_interrupted()
     else:

@@ -23,13 +23,14 @@ from schemas.errors import CpbError, DamagedError
 from schemas.ledger import Reference
 from tasks.storage.files import read_json_or_none, write_json
 from tasks.storage.records import (
+    NOT_WRITTEN,
     canonical,
     digest_fault,
     file_digest,
     record_in,
     write_record,
 )
-from tasks.storage.sealed import resealing
+from tasks.storage.sealed import resealing, sealed_files
 
 METRICS = "metrics.json"
 REFERENCE = "reference.json"
@@ -106,12 +107,17 @@ def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> N
         CONFIG: _config_values(model) | {"metrics": dict(metrics)},
         METRICS: {**metrics, "verdict": verdict},
     }
-    # As text, since NaN is not equal to itself.
-    others = {n: v for n, v in contents.items() if canonical(read_json_or_none(model / n)) != canonical(v)}
-    if others:
-        with resealing(folder, *(f"model/{name}" for name in others)):
-            for name, values in others.items():
-                write_json(model / name, values)
+    listed = sealed_files(folder)
+    due = [
+        name
+        for name, values in contents.items()
+        # Not listed: a kill came between the file and the seal. As text, since NaN is not equal to itself.
+        if f"model/{name}" not in listed or canonical(read_json_or_none(model / name)) != canonical(values)
+    ]
+    if due:
+        with resealing(folder, *(f"model/{name}" for name in due)):
+            for name in due:
+                write_json(model / name, contents[name])
 
 
 def write_reference(folder: Path, reference: Reference) -> None:
@@ -125,7 +131,8 @@ def reference_in(folder: Path, content: bytes | OSError) -> Reference:
     if isinstance(content, OSError):
         raise DamagedError.of(path, f"it cannot be read ({content.strerror})") from content
     try:
-        return record_in(content, Reference, of=None)  # older ones name their member
+        # Any subject: those that an earlier version wrote name their member, and published ones are kept forever.
+        return record_in(content, Reference, of=None)
     except DamagedError as error:
         raise DamagedError.of(path, error) from error
 
@@ -137,6 +144,7 @@ def write_published_config(source: Path, target: Path, model_version: str, verdi
         model_version: registered model and version, `cpb-BTCUSDT-1h/3`.
         verdict: the version's comparison with the random walk.
     """
+    # Sealed anew, since the version's fields are covered by the digest; the scores that judging added are kept.
     values = _config_values(source) | {"model_version": model_version, "verdict": verdict}
     write_json(target / CONFIG, sealed(values, file_digest(source / WEIGHTS)))
 
@@ -156,14 +164,12 @@ def digests_to_log(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
             f"the model folder {folder} does not exist; run the same command again to train it",
             code="no-model",
         )
+    # Now, since from here on the logged copy counts: damage that is logged would be the version's own content.
     files = file_digests(folder)
     changed = [name for name, digest in expected.items() if files.get(name) != digest]
     if changed:
-        raise DamagedError(
-            f"{folder / changed[0]} is not the file that was trained (its sha256 differs); "
-            f"remove {folder.parent} and run the same command again",
-            field=str(folder / changed[0]),
-        )
+        remedy = f"remove {folder.parent} and run the same command again"
+        raise DamagedError.of(folder / changed[0], NOT_WRITTEN, remedy)
     return files
 
 
@@ -174,7 +180,7 @@ def file_digests(folder: Path) -> dict[str, str]:
 
 def damaged(folder: Path, digests: Mapping[str, str]) -> list[str]:
     """Return the names of recorded files that are missing or damaged in a folder."""
-    return [n for n, d in digests.items() if not (folder / n).is_file() or file_digest(folder / n) != d]
+    return [name for name, digest in digests.items() if digest_fault(folder / name, digest)]
 
 
 def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
@@ -183,7 +189,7 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
     Args:
         digests: the recorded sha256 of each file. Without them, only the config is read.
     """
-    for name in NEEDED:
+    for name in NEEDED:  # without pictures and scores a model forecasts all the same
         path = folder / name
         if fault := digest_fault(path, digests.get(name)):
             return f"{path}: {fault}"
@@ -197,7 +203,7 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
 
 def _config_values(folder: Path) -> dict[str, Any]:
     """Return all validated fields of `config.json`, unchanged and in order."""
-    try:
+    try:  # bounded: a config of any size would be parsed before its fields are checked
         content: bytes | OSError = read_regular(folder / CONFIG, MAX_BYTES)
     except OSError as error:
         content = error
@@ -205,7 +211,7 @@ def _config_values(folder: Path) -> dict[str, Any]:
 
 
 def config_in(folder: Path, content: bytes | OSError, options: str = "") -> dict[str, Any]:
-    """Return the fields in these bytes of `config.json`, or raise what is wrong with them (`_damaged`)."""
+    """Return the fields in these bytes of `config.json`, or raise what is wrong with them (`damaged_model`)."""
     if isinstance(content, FileNotFoundError):
         raise damaged_model(folder, f"{CONFIG} is missing", options) from content
     if isinstance(content, OSError):

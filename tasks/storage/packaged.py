@@ -135,6 +135,7 @@ def _read_packaged(folder: Path) -> ServedModel:
     except OSError as error:
         raise damaged_model(folder, f"it cannot be read ({error.strerror})", options) from error
     try:
+        # All three are read before any is judged: an error must not leave one to be read of a newer folder.
         values = config_in(folder, _content(handle, CONFIG, MAX_BYTES), options)
         weights, reference = _content(handle, WEIGHTS), _content(handle, REFERENCE)
     finally:
@@ -152,6 +153,7 @@ def _read_packaged(folder: Path) -> ServedModel:
         found = None if isinstance(reference, FileNotFoundError) else reference_in(folder, reference)
     except DamagedError as error:  # a model without its reference forecasts all the same
         found, fault = None, str(error)
+    # The version, not the folder's name, tells the series: rows are stored under it.
     version = _VERSION.fullmatch(config.model_version)
     if not version or not is_series_name(version["name"]):
         raise damaged_model(folder, f"{CONFIG} names no registered version", options)
@@ -188,6 +190,7 @@ def packaged_models(
 
 def _models_in(tree: Path) -> list[PackagedModel]:
     models = []
+    # Only the configs: a list of what is there must not read gigabytes of weights.
     for path in sorted(tree.glob(f"*/*/{CONFIG}")):
         name = "-".join(path.parts[-3:-1])
         if not is_series_name(name):  # of a person

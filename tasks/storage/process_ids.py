@@ -48,6 +48,7 @@ class ProcessId:
         if self.boot_id != _boot_id():
             return False
         started = _start_time(self.pid)
+        # stored with two decimals, and a clock tick is a hundredth of a second
         return started is not None and abs(started - self.started) < 0.02
 
 

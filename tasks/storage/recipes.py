@@ -22,7 +22,7 @@ def options_read(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
     """
     known = set(architectures())
     options: dict[str, Any] = {}
-    parts = config.get(PARTS) or [config]
+    parts = config.get(PARTS) or [config]  # the options at the top of an average's are of no member
     for name in names:
         values = [
             part[name]
@@ -30,6 +30,7 @@ def options_read(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
             if name in part and (part["architecture"] not in known or reads(part["architecture"], name))
         ]
         if values:
+            # a list only where the members differ, so that the common case compares with any other model's
             options[name] = values[0] if all(value == values[0] for value in values) else values
     return options
 
@@ -48,9 +49,10 @@ def recipe_of(config: ModelConfig) -> Recipe:
             {"architecture": part["architecture"], **_changed(part, standard)} for part in values[PARTS]
         ]
     copies = len(values.get("seeds") or [1])
+    # Neither is an option of `Preset`, and both change the forecasts. Left out where they are the default, as above.
     changed |= {"copies": copies} if copies > 1 else {}
     changed |= {"dtype": values["dtype"]} if values.get("dtype", "float32") != "float32" else {}
-    digest = value_digest(changed)[:12]
+    digest = value_digest(changed)[:12]  # 48 bits: a name to read, among at most hundreds of recipes
     scope = UNIVERSAL_SUFFIX if values.get("scope") == "universal" else ""
     return Recipe(f"{config.architecture}{scope}", config.preset, digest)
 

@@ -61,6 +61,7 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
         compact: on one line, for records of which there are many.
     """
     body = record.model_dump(mode="json")
+    # The digest covers the head as well: a flipped bit there would make it another kind's or series' record.
     head = {"record": type(record).__name__, "version": record.version, "of": of}
     digest = value_digest(head | {"body": body})
     content = head | {"digest": digest, "body": body}
@@ -95,11 +96,13 @@ def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 def record_in(data: bytes, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in the bytes of its file; errors as in `parse_record`."""
     try:
+        # As parsed, not byte for byte: white space is layout, which a person's editor may change.
         content = json.loads(data)
         name, version, subject, digest, body = (content[key] for key in _HEAD)
         is_whole = value_digest({key: content[key] for key in _HEAD if key != "digest"}) == digest
     except (ValueError, TypeError, KeyError):
         is_whole = False
+    # Its digest first: of a damaged file neither kind nor version can be believed.
     if not is_whole or name != kind.__name__:
         raise DamagedError(f"it is no {kind.__name__} as cpb writes it")
     if of is not None and subject != of:
@@ -108,7 +111,7 @@ def record_in(data: bytes, kind: type[R], *, of: str | None = "") -> R:
         raise DamagedError(f"its version is {version}, and this cpb reads version {kind.version}")
     try:
         return kind.model_validate(body)
-    except ValidationError as error:
+    except ValidationError as error:  # whole, but of a cpb that forgot to raise the kind's version
         place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "body"
         raise DamagedError(f"its field {place} is not valid") from error
 

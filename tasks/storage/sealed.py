@@ -28,24 +28,25 @@ class Seal(Record):
 
 def seal(folder: Path) -> None:
     """Seal a folder with all files below it."""
+    # Sorted, so that the same files have the same seal on every file system.
     paths = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())
     _write(folder, {name: file_digest(folder / name) for name in paths if name != SEAL})
 
 
-def sealed(folder: Path) -> dict[str, str]:
+def sealed_files(folder: Path) -> dict[str, str]:
     """Return the sha256 of each file of a sealed folder; raises `FileNotFoundError` (no seal) or `DamagedError`."""
     return read_record(folder / SEAL, Seal).files
 
 
 @contextmanager
 def resealing(folder: Path, *names: str) -> Iterator[None]:
-    """Let the block write or delete these files of a sealed folder; errors as in `sealed`.
+    """Let the block write or delete these files of a sealed folder; errors as in `sealed_files`.
 
     The other files keep the digests with which they were written: what was damaged meanwhile stays damaged.
     """
-    kept = {name: digest for name, digest in sealed(folder).items() if name not in names}
+    kept = {name: digest for name, digest in sealed_files(folder).items() if name not in names}
     _write(folder, kept)
-    yield
+    yield  # without `finally`: after an error the files are not finished either
     written = (name for name in names if (folder / name).exists())
     _write(folder, kept | {name: file_digest(folder / name) for name in written})
 
@@ -57,9 +58,10 @@ def read_sealed(folder: Path, name: str) -> bytes:
         FileNotFoundError: it is missing, or was not finished.
         DamagedError: it, or the seal, is not the file that was written.
     """
-    digest, path = sealed(folder).get(name), folder / name
+    digest, path = sealed_files(folder).get(name), folder / name
     if digest is None:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(path))
+    # Hashed from what is returned, not from a second reading of the file.
     content = read_regular(path)
     if sha256(content).hexdigest() != digest:
         raise DamagedError.of(path, NOT_WRITTEN, AGAIN)
@@ -69,9 +71,9 @@ def read_sealed(folder: Path, name: str) -> bytes:
 def check_sealed(folder: Path, *names: str) -> None:
     """Raise `DamagedError` for the first file of a sealed folder that is missing or damaged; `names`: default all.
 
-    A file that is not finished is left out. Other errors as in `sealed`.
+    A file that is not finished is left out. Other errors as in `sealed_files`.
     """
-    for name, digest in sealed(folder).items():
+    for name, digest in sealed_files(folder).items():
         if (not names or name in names) and (fault := digest_fault(folder / name, digest)):
             raise DamagedError.of(folder / name, fault, AGAIN)
 

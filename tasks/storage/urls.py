@@ -40,11 +40,13 @@ def public_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url
+    # Not `urlsplit`: it raises for what is no URL, and a password with / or ? moves what it calls the host.
     address, query_mark, query = rest.partition("?")
     host, slash, path = address.partition("/")
     query, hash_mark, fragment = query.partition("#")
     cut_short = ("@" in host or ":" in host) and "@" in rest.removeprefix(host)
     bare = host.rpartition("@")[2]
+    # Encoded once by the user and once more by a library that puts the URL into another: decoded twice, too.
     plain = unquote(unquote(bare))
     is_encoded = plain != bare and ("@" in plain or _NO_PORT.search(plain))
     if cut_short or is_encoded or ("@" not in host and _NO_PORT.search(host)):
@@ -52,7 +54,7 @@ def public_url(url: str) -> str:
     if scheme.lower().partition("+")[0] in _NO_HOST:
         return f"{scheme}://***"
     public = _public_query(query)
-    if public != query and fragment:
+    if public != query and fragment:  # a # in a secret of the query: what follows is the rest of it
         fragment = "***"
     return f"{scheme}://{bare}{slash}{_hide(path)}{query_mark}{public}{hash_mark}{_hide(fragment)}"
 
@@ -92,6 +94,7 @@ def local_path(uri: str) -> Path | None:
     if urlsplit(uri).scheme not in ("", "file"):
         return None
     parts = urlsplit(uri) if uri.startswith("file:") else None
+    # `file://server/share` is a folder of another machine, not of this one
     if parts and parts.hostname not in (None, "localhost", "127.0.0.1"):
         return None
     return Path(unquote(parts.path if parts else uri))

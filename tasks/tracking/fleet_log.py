@@ -17,7 +17,7 @@ from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
 from tasks.storage.model_folder import read_config
 from tasks.storage.recipes import options_read
-from tasks.storage.sealed import sealed
+from tasks.storage.sealed import sealed_files
 from tasks.storage.urls import public_url
 from tasks.tracking.metrics import SKILL
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
@@ -159,7 +159,7 @@ def _record(
     # The copies in MLflow are checked against these digests, which were sealed when the model was written.
     expected = {
         PurePosixPath(name).name: digest
-        for name, digest in sealed(folder).items()
+        for name, digest in sealed_files(folder).items()
         if name.startswith("model/")
     }
     return MemberRecord(

@@ -29,7 +29,7 @@ requested, under any locks held meanwhile.
 
 def unexpected(error: BaseException) -> str:
     """Return the kind, text and place of an unexpected error: for a report of it, without a traceback."""
-    text = (str(error).splitlines() or [""])[0][:200]
+    text = (str(error).splitlines() or [""])[0][:200]  # polars' and pydantic's go on for pages
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {text} ({Path(place.filename).name}, line {place.lineno})"
 
@@ -38,7 +38,7 @@ def damage_at(home: Path, path: Path, read: Callable[[], object], command: str) 
     """Return the damage of a file, None if it is intact; an unexpected error of its reader is damage, too."""
     try:
         reason = read()
-    except FileNotFoundError:
+    except FileNotFoundError:  # a run at work, or pruning, has removed it since it was listed
         return None
     except OSError as error:
         reason = f"it cannot be read ({error.strerror})"
@@ -60,7 +60,9 @@ def series_in(home: Path, tree: str, market: str) -> list[SeriesId]:
 def is_database(path: Path) -> bool:
     """Whether a file is one of SQLite's, so that a person's own file of the same name is left alone."""
     with suppress(OSError), open_regular(path) as file:
-        return file.read(6) == b"SQLite"
+        return (
+            file.read(6) == b"SQLite"
+        )  # the first bytes of every database, also of one that is damaged behind them
     return False
 
 

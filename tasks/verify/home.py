@@ -38,6 +38,7 @@ def unseen() -> list[str]:
 
 def home_version(home: Path) -> Iterator[Check]:
     """Yield the file with the home's version, which is written before any manifest."""
+    # Where no manifest of ours lies the folder may be a person's, and a version there would claim it.
     roots = {market_home(home, market) for market in MARKETS}
     if any(is_database(root / MANIFEST) for root in roots):
         path = home / VERSION_FILE
@@ -61,6 +62,7 @@ def results(home: Path, market: str) -> Iterator[Check]:
     """Yield a market's `results.json`, which is not replaced if it is not as cpb wrote it."""
     path = results_path(home, market)
     if path.exists():
+        # Moved, not removed: it may be a person's file of that name.
         aside = path.with_name(f"{path.name}.aside")
         yield path, partial(results_fault, path), f"mv {shlex.join(map(str, (path, aside)))}"
 

@@ -27,6 +27,7 @@ def forecasts(home: Path, market: str) -> Iterator[Check]:
     """Yield a market's chain and its months of forecasts and scores, which come back from a published record alone."""
     for path, fault in check_months(home, market):
         command = RESTORE
+        # A batch that is pending has no rows in place yet: without it nothing is lost that was ever shown.
         if fault and path == pending_path(home, market):
             command = remove_command(path)
         elif fault and is_restorable(home, market, path):
@@ -38,6 +39,7 @@ def forecasts(home: Path, market: str) -> Iterator[Check]:
 
 def published_record(home: Path, market: str) -> Iterator[Check]:
     """Yield a market's chain if it lacks what is published in the home, which is then the last copy."""
+    # The stored chain may be intact and still too short, as after a backup was put back: no line of it tells.
     if reason := record_loss(home, market):
         yield chain_path(home, market), partial(str, reason), restore_command(home, market)
 
@@ -48,7 +50,7 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
     Without scores no file there is provably cpb's.
     """
     ledger, stored = tree_of(home, "ledger", market), series_in(home, "ledger", market)
-    if stored:
+    if stored:  # derived of scores alone: the next forecast writes both anew
         again = f"cpb forecast {options_of(stored)}"
         yield record_check(ledger / "summary.json", LedgerSummary, market, again)
         yield record_check(ledger / "watch.json", Watch, market, again)

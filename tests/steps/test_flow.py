@@ -21,7 +21,7 @@ from tasks.promotion import night
 from tasks.promotion.losses import registered_model
 from tasks.running.progress import reports_to
 from tasks.storage.arrays import read_npz, write_npz
-from tasks.storage.sealed import resealing, sealed
+from tasks.storage.sealed import resealing, sealed_files
 from tasks.tracking.archive import archives, restore
 from tasks.tracking.calls import search
 from tasks.tracking.champions import champions
@@ -525,7 +525,7 @@ def test_a_training_that_cannot_begin_ends_the_run_and_nobody_waits_for_its_shar
 def weights_of(shard):
     """The sha256 of the weights of a finished shard's members."""
     folders = [shard / "members" / member.name for member in read_result(shard).members]
-    return [sealed(folder)["model/model.safetensors"] for folder in folders]
+    return [sealed_files(folder)["model/model.safetensors"] for folder in folders]
 
 
 def test_a_damaged_result_is_made_again(trainer, tmp_path):

@@ -1,5 +1,6 @@
 import json
 import math
+from contextlib import suppress
 from hashlib import sha256
 
 import numpy as np
@@ -15,7 +16,7 @@ from tasks.storage.model_folder import (
     write_metrics,
     write_published_config,
 )
-from tasks.storage.sealed import check_sealed, seal
+from tasks.storage.sealed import check_sealed, resealing, seal, sealed_files
 
 
 @pytest.fixture
@@ -79,6 +80,16 @@ def test_metrics_are_added_and_nothing_else_moves(folder):
     write_metrics(folder.parent, {"test_crps_ratio": 0.98}, "better")
     assert (folder / "config.json").stat().st_mtime_ns == before
     check_sealed(folder.parent)
+
+
+def test_scores_whose_seal_a_kill_prevented_are_sealed_by_the_same_call(folder):
+    write_metrics(folder.parent, {"test_crps_ratio": 0.98}, "better")
+    with suppress(KeyboardInterrupt), resealing(folder.parent, "model/config.json", "model/metrics.json"):
+        raise KeyboardInterrupt
+    assert sealed_files(folder.parent).keys() == {"model/model.safetensors"}
+    write_metrics(folder.parent, {"test_crps_ratio": 0.98}, "better")
+    names = {"model.safetensors", "config.json", "metrics.json"}
+    assert sealed_files(folder.parent).keys() == {f"model/{name}" for name in names}
 
 
 def test_a_published_config_holds_the_digests_of_its_files(folder, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.errors import DamagedError
 from tasks.storage.arrays import read_npz, write_npz
-from tasks.storage.sealed import SEAL, check_sealed, read_sealed, resealing, seal, sealed
+from tasks.storage.sealed import SEAL, check_sealed, read_sealed, resealing, seal, sealed_files
 
 ARRAYS = {"origins": np.arange(9), "quantiles": np.linspace(0, 1, 12, dtype=np.float32).reshape(2, 3, 2)}
 PICTURE = "model/loss.png"
@@ -29,7 +29,7 @@ def test_arrays_come_back_as_they_were(path):
     assert arrays.keys() == ARRAYS.keys()
     assert all(np.array_equal(arrays[k], v) and arrays[k].dtype == v.dtype for k, v in ARRAYS.items())
     assert np.load(path)["origins"].tolist() == list(range(9))
-    assert sealed(path.parent).keys() == {"test.npz", PICTURE}
+    assert sealed_files(path.parent).keys() == {"test.npz", PICTURE}
 
 
 @pytest.mark.parametrize("name", [PICTURE, "test.npz", SEAL])
@@ -78,7 +78,7 @@ def test_what_was_damaged_before_a_folder_is_sealed_again_stays_damaged(path):
     with resealing(path.parent, path.name, "score.npz"):
         path.unlink()
         write_npz(path.with_name("score.npz"), ARRAYS)
-    assert sealed(path.parent).keys() == {PICTURE, "score.npz"}
+    assert sealed_files(path.parent).keys() == {PICTURE, "score.npz"}
     assert read_npz(path.with_name("score.npz")).keys() == ARRAYS.keys()
     with pytest.raises(DamagedError, match=PICTURE):
         check_sealed(path.parent)

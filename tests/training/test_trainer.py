@@ -9,7 +9,7 @@ from schemas.errors import CpbError
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
 from tasks.storage.records import write_record
-from tasks.storage.sealed import sealed
+from tasks.storage.sealed import sealed_files
 from tasks.training import shard_training, trainer
 from tasks.training.plan import job_key
 from tasks.training.shard import RESULT, prepare, read_result, shard_folder
@@ -99,7 +99,9 @@ def test_a_shard_has_the_same_bits_and_figures_whatever_was_trained_before_it(tm
                 folder = shard_folder(home, job)
                 results[names[0], name] = read_result(folder)
                 (member,) = results[names[0], name].members
-                weights[names[0], name] = sealed(folder / "members" / member.name)["model/model.safetensors"]
+                weights[names[0], name] = sealed_files(folder / "members" / member.name)[
+                    "model/model.safetensors"
+                ]
     for name in kinds:
         (first,), (second,) = (results[order, name].members for order in ("small", "large"))
         assert weights["small", name] == weights["large", name]
