@@ -45,6 +45,8 @@ def judged(chances_of, seed=0):
 def test_an_oracle_is_better_and_noise_is_not():
     oracle, actual = judged(lambda a: 0.7 * np.eye(3)[a] + 0.1)
     assert oracle.metrics["test_accuracy"] == 1
+    assert oracle.metrics["test_directional_accuracy"] == 1
+    assert judged(lambda a: 0.7 * np.eye(3)[2 - a] + 0.1)[0].metrics["test_directional_accuracy"] == 0
     assert oracle.verdict.startswith("better than")
     confusion = [
         [oracle.metrics[f"test_confusion_{a}_{p}"] for p in ("up", "flat", "down")]

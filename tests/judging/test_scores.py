@@ -97,3 +97,10 @@ def test_a_value_on_the_edge_of_a_band_is_inside():
             assert scores.coverage(levels, np.array([[float(edge)]]), band).tolist() == [1.0]
         for beyond in (low - 1e-9, high + 1e-9):
             assert scores.coverage(levels, np.array([[beyond]]), band).tolist() == [0.0]
+
+
+def test_a_class_that_is_predicted_once_and_wrongly_counts_in_macro_f1():
+    predicted, actual = np.array([0, 0, 1, 2]), np.array([0, 0, 0, 2])
+    ours = scores.classification(predicted, actual)
+    assert ours["macro_f1"] == pytest.approx(sk.f1_score(actual, predicted, average="macro"))
+    assert ours["macro_f1"] == pytest.approx((0.8 + 0 + 1) / 3)

@@ -220,3 +220,11 @@ def test_mlflow_takes_prices_and_chances_as_texts(member, forecast):
     assert {"touch_120", "stop_up_0.05", "stop_down_0.05"} < {*rows.columns}
     with pytest.raises(MlflowException, match=r"\['x'\] is neither a number nor a list"):
         CandleModel(member).predict(pd.DataFrame(candles), {"touch": "x"})
+
+
+def test_beyond_the_last_level_the_chance_falls_at_the_rate_of_the_last_tenth():
+    levels = np.concatenate([np.linspace(0.01, 1, 90), np.linspace(1.1, 1.5, 9)])[None]  # 90 %: 1, 99 %: 1.5
+    for times in range(1, 4):
+        chance, distance = 0.01 * 0.1**times, 1.5 * 1.5**times
+        np.testing.assert_allclose(touch.reach(levels, chance), [distance])
+        np.testing.assert_allclose(touch.survival(levels, np.array([[distance]])), [[chance]])
