@@ -58,9 +58,7 @@ def plan_files(ingestion: Ingestion, *, checks_stored: bool) -> Iterator[FilePla
                 if damage_of(path):
                     path.unlink()
                     ingestion.manifest.forget(series, path.stem, "its off-grid candles were damaged")
-            ingestion.notes += forget_damaged(
-                ingestion.home, ingestion.manifest, series, set(months(ingestion.start, ingestion.end))
-            )
+            ingestion.notes += forget_damaged(ingestion, series, months(ingestion.start, ingestion.end))
         records, parts = ingestion.manifest.files(series), ingestion.manifest.parts(series)
         plan.fetch = [
             file

@@ -14,7 +14,7 @@ from tasks.market.holes import FAILED, LACKING, OUTAGE, Hole, OutageCalendar, fi
 from tasks.market.ingestion import Ingestion
 from tasks.market.layout import DAY, SourceFile, grid_of, opening_days, period_bounds
 from tasks.market.rest import NO_REST, fetch_day
-from tasks.market.writer import store_all, store_fetched
+from tasks.market.writer import store_all, store_days
 
 _MAX_REST_DAYS = 400  # per run: a request each, and Binance bans clients with too many requests
 _SEARCH_AGAIN = 7 * DAY  # missing candles are searched again after a week: files are published late
@@ -113,7 +113,7 @@ def _from_rest(ingestion: Ingestion, series: SeriesId, wanted: list[str]) -> tup
     if len(wanted) > _MAX_REST_DAYS:
         return [], False
     fetched = [item for day in wanted if (item := fetch_day(ingestion, series, day))]
-    bad = store_fetched(ingestion.home, ingestion.manifest, series, fetched, "repaired") if fetched else []
+    bad = store_days(ingestion, series, fetched) if fetched else []
     stored = [item.file.period for item in fetched if item.file not in bad]
     return stored, ingestion.rest_off in ("", NO_REST) and not bad
 

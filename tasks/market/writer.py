@@ -27,7 +27,7 @@ from tasks.market.klines import (
     write_part,
 )
 from tasks.market.layout import SourceFile, grid_of, utc_text
-from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
+from tasks.market.manifest import Anomaly, FileRecord, Part
 from tasks.market.parser import check, read, trim, validate_klines
 from tasks.market.store_files import QUARANTINE
 from tasks.running.parallel import thread_pool
@@ -79,7 +79,7 @@ def store_all(ingestion: Ingestion, groups: Iterable[Batch], status: str = "ok")
             if writing and writing.series == series:  # the checks compare with the candles just written
                 finish(writing)
                 writing = None
-            started = Writing(ingestion.home, ingestion.manifest, series, batch, writers, status)
+            started = Writing(ingestion, series, batch, writers, status)
             finish(writing)
             writing = started
         finish(writing)
@@ -111,21 +111,21 @@ class Writing:
 
     def __init__(
         self,
-        home: Path,
-        manifest: Manifest,
+        ingestion: Ingestion,
         series: SeriesId,
         batch: list[Fetched],
         writers: Executor,
         status: str,
     ) -> None:
-        self.home, self.manifest, self.series, self.batch, self.status = home, manifest, series, batch, status
+        self.home, self.manifest = ingestion.home, ingestion.manifest
+        self.series, self.batch, self.status = series, batch, status
         arrived = trim_all(batch)
         # all files of a series at once: neighbours are compared, and one parse is cheaper than fifty
         frame, faults = read(arrived)
         coming = [item.file.bounds for item in arrived]
         kept = [  # neither replaced nor filled
             (start, end, *edge)
-            for part in manifest.parts(series).values()
+            for part in self.manifest.parts(series).values()
             for (start, end), edge in zip(part.runs, part.edges, strict=True)
             if not any(a < end and start < b for a, b in coming)
         ]
@@ -133,14 +133,14 @@ class Writing:
         for index, fault in {**more, **faults}.items():
             arrived[index].fault = fault
         months = dict.fromkeys(item.file.period[:7] for item in arrived if not item.fault)
-        self.notes = forget_damaged(home, manifest, series, months)
+        self.notes = forget_damaged(ingestion, series, months)
         self.warnings: list[str] = []
-        self.records = manifest.files(series)
+        self.records = self.manifest.files(series)
         # by index in the frame
         self.good = {index: item for index, item in enumerate(arrived) if not item.fault}
         for item in self.good.values():  # free the memory: only quarantined files are needed as bytes
             item.csv = item.payload = b""
-        self.stored_months = manifest.parts(series).keys()
+        self.stored_months = self.manifest.parts(series).keys()
         rows = validate_klines(with_stored_columns(self.checked.rows), series.timeframe)
         fresh = dict(split_months(rows))
         self.parts: list[Future[tuple[Part | None, int]]] = [
@@ -225,28 +225,26 @@ class Writing:
         ]
 
 
-def store_fetched(
-    home: Path, manifest: Manifest, series: SeriesId, batch: list[Fetched], status: str
-) -> list[SourceFile]:
-    """Store the good candles of a batch and record everything else; return its faulty files.
+def store_days(ingestion: Ingestion, series: SeriesId, days: list[Fetched]) -> list[SourceFile]:
+    """Add the good candles of fetched days to their months and record everything else; return the faulty days.
 
     Raises:
         CpbError: the disk is full or the folder cannot be written.
     """
     with thread_pool(_WRITERS, "write", grace_s=1.5) as writers:
-        return Writing(home, manifest, series, batch, writers, status).finish()
+        return Writing(ingestion, series, days, writers, "repaired").finish()
 
 
-def forget_damaged(home: Path, manifest: Manifest, series: SeriesId, months: Collection[str]) -> list[str]:
+def forget_damaged(ingestion: Ingestion, series: SeriesId, months: Collection[str]) -> list[str]:
     """Mark the files of damaged months as to be fetched; return a sentence for each such month.
 
     A damaged month stays, and is refused, until new candles replace it: no step goes on with a hole.
     """
     notes = []
-    for month, part in manifest.parts(series).items():
-        path = part_path(home, series, month)
+    for month, part in ingestion.manifest.parts(series).items():
+        path = part_path(ingestion.home, series, month)
         if month in months and path.is_file() and (reason := damage_of(path, part)):
-            manifest.forget(series, month, f"stored month was damaged: {reason}")
+            ingestion.manifest.forget(series, month, f"stored month was damaged: {reason}")
             notes.append(f"{series} {month}: the stored month was damaged ({reason}) and is fetched anew")
     return notes
 
