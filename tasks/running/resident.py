@@ -232,7 +232,7 @@ class Pool:
     @contextmanager
     def lent(self) -> Iterator[WorkerProcess]:
         """Yield an idle child, waiting for it; an interrupt ends the wait."""
-        while (resident := self._take()) is None:
+        while (resident := self._lend()) is None:
             pause(_POLL_S)
         try:
             yield resident
@@ -240,7 +240,7 @@ class Pool:
             with self._lock:
                 self._idle.append(resident)
 
-    def _take(self) -> WorkerProcess | None:
+    def _lend(self) -> WorkerProcess | None:
         with self._lock:
             # One that runs has its libraries and its device open: a second process starts only where the first is
             # busy.

@@ -89,12 +89,12 @@ class FleetProgress:
                     shard.newest[epoch.stage] = epoch
                     self._lines[epoch.stage] = self._due(epoch.stage)
 
-    def look(self, job: ShardJob) -> None:
+    def read_written(self, job: ShardJob) -> None:
         """Read the epochs that a shard's trainer has written since the last call; reports a line where one is due."""
         shard = self._shards[job_key(job)]
         with self._lock:
             for epoch in shard.unread():
-                self._take(shard, epoch)
+                self._record(shard, epoch)
 
     def trained(self, job: ShardJob, result: ShardResult) -> None:
         """Read the epochs of a shard's result that were not read while it trained."""
@@ -104,7 +104,7 @@ class FleetProgress:
             missed = result.reported[shard.known :]
             shard.known += len(missed)
             for epoch in missed:
-                self._take(shard, epoch)
+                self._record(shard, epoch)
 
     def ended(self, job: ShardJob) -> None:
         """Record the end of a shard, whatever its outcome."""
@@ -119,7 +119,7 @@ class FleetProgress:
     def _share(self) -> float:
         return sum(shard.share for shard in self._shards.values())
 
-    def _take(self, shard: _Shard, epoch: Epoch) -> None:
+    def _record(self, shard: _Shard, epoch: Epoch) -> None:
         """Record a new epoch; report a line if it ends the fleet's stage, or another `EPOCHS_PER_LINE` epochs."""
         shard.newest[epoch.stage] = epoch
         self._open.add(epoch.stage)

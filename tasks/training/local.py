@@ -79,7 +79,11 @@ class LocalEngine:
         folder = prepare(root, job)
         progress.begin(job, folder)
         self._trainers.train(
-            folder, timeout_s, partial(progress.update, job), progress.waiting, partial(progress.look, job)
+            folder,
+            timeout_s,
+            partial(progress.update, job),
+            progress.waiting,
+            partial(progress.read_written, job),
         )
         return read_result(folder)
 

@@ -116,7 +116,7 @@ class Trainers:
         timeout_s: float,
         on_progress: OnProgress | None = None,
         on_wait: Callable[[str], None] = lambda text: None,
-        on_look: Callable[[], None] = lambda: None,
+        on_poll: Callable[[], None] = lambda: None,
     ) -> None:
         """Train the job in `folder` to its `result.json`; return immediately if it exists already.
 
@@ -126,7 +126,7 @@ class Trainers:
         Args:
             on_progress: called with the contents of `progress.json` whenever it has changed.
             on_wait: called with what the shard waits for.
-            on_look: called about every 0.05 s while the trainer works, and once after it.
+            on_poll: called about every 0.05 s while the trainer works, and once after it.
 
         Raises:
             TrainerDied: the process failed or was killed; the next shard gets a new process.
@@ -140,7 +140,7 @@ class Trainers:
             with self._pool.lent() as trainer, self._cores.held(0 if self._on_gpu else self._threads):
                 on_wait("starting its trainer")
                 try:
-                    trained = self._call(trainer, folder, _watch(folder, timeout_s, on_progress, on_look))
+                    trained = self._call(trainer, folder, _watch(folder, timeout_s, on_progress, on_poll))
                 except Died as end:
                     if not (folder / RESULT).exists():
                         raise _death(folder, end) from end
@@ -175,7 +175,7 @@ def run_trainer(folder: Path, slots: Slots, timeout_s: float, on_progress: OnPro
 
 
 def _watch(
-    folder: Path, timeout_s: float, on_progress: OnProgress | None, on_look: Callable[[], None]
+    folder: Path, timeout_s: float, on_progress: OnProgress | None, on_poll: Callable[[], None]
 ) -> Callable[[], None]:
     """Return a callback for a running trainer: it reports progress and raises `TrainingTimeout`."""
     # By inode and time of change: the file is replaced, so either differs, and nothing is read that is not new.
@@ -189,7 +189,7 @@ def _watch(
 
     last = stamp()
 
-    def look() -> None:
+    def poll() -> None:
         nonlocal last
         if time.monotonic() > deadline:
             raise TrainingTimeout(
@@ -201,9 +201,9 @@ def _watch(
             last = changed
             if (progress := read_json_or_none(path)) is not None:
                 on_progress(progress)
-        on_look()
+        on_poll()
 
-    return look
+    return poll
 
 
 def _death(folder: Path, end: Died) -> TrainerDied:

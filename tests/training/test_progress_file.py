@@ -225,7 +225,7 @@ class Training:
             self.files[job_key(shard)][0].add(record)
 
     def look(self, shard):
-        self.listening(self.progress.look, shard)
+        self.listening(self.progress.read_written, shard)
 
     def end(self, shard):
         """The trainer's last acts: the result, which contains the epochs, in place of their file."""
