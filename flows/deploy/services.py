@@ -49,6 +49,10 @@ ROOT = Path(__file__).resolve().parents[2]
 POOL = "local-gpu"
 """The work pool of the deployments in prefect.yaml."""
 
+QUEUES = {"training": 1, "forecasts": 1}
+"""Queue of the pool -> flow runs at the same time. `train-all` and `nightly` share the devices, hence one queue; hourly
+forecasts have one of their own, so that they go on while a training runs for hours."""
+
 WORKER = f"cpb-{gethostname()}"
 PORT = 4200
 PAGE = 200
@@ -56,12 +60,20 @@ PAGE = 200
 
 _MARK = "CPB_DEPLOYED"
 _START_S, _DEPLOY_S, _GRACE_S = 120.0, 120.0, 30.0
-_RUNS_AT_ONCE = "2"
-"""Flow runs at the same time: the hourly forecasts go on while the nightly run trains."""
 
 Name = Literal["server", "worker"]
 _MODULES: dict[Name, str] = {"server": "flows.deploy.services", "worker": "flows.deploy.worker"}
-WORKER_COMMAND = ("prefect", "worker", "start", "--pool", POOL, "--name", WORKER, "--limit", _RUNS_AT_ONCE)
+WORKER_COMMAND = (
+    "prefect",
+    "worker",
+    "start",
+    "--pool",
+    POOL,
+    "--name",
+    WORKER,
+    "--limit",
+    str(sum(QUEUES.values())),
+)
 """What the worker's module runs in its process."""
 
 NAMES = {
@@ -193,12 +205,15 @@ def up(port: int | None = None) -> Started:
 
 
 def _start_worker(client: "SyncPrefectClient", result: Started) -> None:
-    """Create pool and deployments, end what an earlier worker has left, and start a worker."""
+    """Create pool, queues and deployments, end what an earlier worker has left, and start a worker."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
 
     with suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+    for queue, runs in QUEUES.items():
+        with suppress(ObjectAlreadyExists):  # a limit that its user has changed stays
+            client.create_work_queue(queue, concurrency_limit=runs, work_pool_name=POOL)
     before = client.read_deployments(limit=PAGE)
     paused = {deployment.id for deployment in before if is_paused(deployment)}
     _deploy(result.port)  # this makes the schedules anew
@@ -289,8 +304,6 @@ def _environment(port: int) -> dict[str, str]:
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(_origins(port)),
             "PREFECT_SERVER_API_HOST": "127.0.0.1",
             "PREFECT_SERVER_API_PORT": str(port),
-            # The default storage is memory: after a restart, the slot of a killed holder would stay taken.
-            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
         }

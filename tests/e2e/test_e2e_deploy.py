@@ -59,7 +59,7 @@ def test_the_cron_schedules_yield_runs(project):
     assert {name for name, time in due.items() if time} == {"train-all/nightly", "forecast/hourly"}
 
 
-def test_a_training_that_is_cancelled_by_prefects_own_command_stops_and_leaves_no_process(project):
+def test_one_training_runs_at_a_time_forecasts_beside_it_and_cancelled_it_leaves_no_process(project):
     endless = [
         "preset=smoke",
         "source=sim",
@@ -75,6 +75,17 @@ def test_a_training_that_is_cancelled_by_prefects_own_command_stops_and_leaves_n
         return [p for p in project.processes() if "spawn_main" in " ".join(p.cmdline())]
 
     wait_for(trainers)
+    waiting = project.json("deploy", "run", "nightly", *words[:8])
+    assert project.json("deploy", "run", "hourly", "--watch")["state"] == "Not yet"
+
+    def states():
+        rows = project.json("deploy", "status", code=None)["deployments"]
+        return {row["name"].rpartition("/")[2]: (row["running"], row["queued"]) for row in rows}
+
+    wait_for(lambda: states()["nightly"] == ([], [waiting["name"]]))
+    assert states()["train-all"] == ([run["name"]], [])
+    assert "queued" in project.cpb("deploy", "status").stdout
+    assert project.prefect("flow-run", "delete", waiting["flow_run_id"]).returncode == 0
     assert project.prefect("flow-run", "cancel", run["flow_run_id"]).returncode == 0
     wait_for(lambda: project.run_of(run["flow_run_id"])["state"]["name"] == "Cancelled", 60)
     wait_for(lambda: len(project.processes()) == 2, 30)  # server and worker

@@ -108,7 +108,7 @@ def test_after_a_power_cut_the_next_start_marks_the_run(running):
     running.json("deploy", "status", code=1)
     assert len(running.up()["runs_ended"]) == 1
     assert running.end_of(run) == ("Crashed", [], 0)
-    second, process = running.begin()  # the deployment's own limit is free too
+    second, process = running.begin()  # the queue's limit is free too
     kill(process)
     wait_for(lambda: running.run_of(second)["state"]["name"] == "Crashed", 30)  # the worker says so
 

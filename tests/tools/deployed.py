@@ -24,14 +24,12 @@ pull:
 deployments:
   - name: quick
     entrypoint: probe.py:quick
-    work_pool: { name: local-gpu }
-    concurrency_limit: { limit: 1, collision_strategy: ENQUEUE }
+    work_pool: { name: local-gpu, work_queue_name: forecasts }
     schedules:
       - { cron: "0 0 1 1 *", timezone: UTC }
   - name: slow
     entrypoint: probe.py:slow
-    work_pool: { name: local-gpu }
-    concurrency_limit: { limit: 1, collision_strategy: ENQUEUE }
+    work_pool: { name: local-gpu, work_queue_name: training }
 """
 
 FLOWS = """
@@ -187,8 +185,8 @@ class Deployed:
         return pid
 
     def slots(self):
-        """Return how many slots of the server's concurrency limits are taken: each deployment has such a limit."""
-        return sum(limit["active_slots"] for limit in self.ask("v2/concurrency_limits/filter", {}).json())
+        """Return how many slots of the queues' limits are taken: those of runs that have not ended."""
+        return len(self.runs("RUNNING", "PENDING", "CANCELLING"))
 
     def end_of(self, flow_run_id):
         """Return how a run ended, which of its task runs are still open, and the slots that are taken now."""
