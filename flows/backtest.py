@@ -98,7 +98,7 @@ def _plan(run: Run, spec: BacktestSpec, engine: Engine, contest: Contest | None)
     return plan
 
 
-@as_flow("backtest", BacktestSpec, "backtest {preset}")
+@as_flow("backtest", BacktestSpec, lambda spec: f"{spec.preset} {spec.scope.title}")
 def backtest(spec: BacktestSpec) -> State:
     """Run a backtest as a Prefect flow run; its parameters are the options of the command line."""
     result = run_backtest(spec)

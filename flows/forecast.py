@@ -49,8 +49,10 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
         served = champions(spec.scope.market)
         scope = spec.scope.narrowed(list(served.of(spec.scope)))  # before anything is downloaded
         # Forecasts first: what came true and what drifted can wait, a price cannot.
-        fetched, issued = ingest(scope, spec.tail), forecast(scope)
-        scored, watched = score(scope), watch(scope)
+        fetched = ingest.after(served)(scope, spec.tail)
+        issued = forecast.after(served, fetched)(scope)
+        scored = score.after(issued)(scope)
+        watched = watch.after(scored)(scope)
         run.alarms = watched.alarms
         models = {about.series: about for about in issued.issued}
         newest = {
@@ -143,7 +145,7 @@ def _is_untrained(scope: Scope) -> bool:
     return not any(map(scope.selects, series))
 
 
-@as_flow("forecast", ForecastSpec, "forecast {timeframes}")
+@as_flow("forecast", ForecastSpec, lambda spec: spec.scope.title)
 def forecast_flow(spec: ForecastSpec) -> State:
     """Forecast with every champion of the scope from the newest candles; does nothing before the first training."""
     if _is_untrained(spec.scope):

@@ -1,17 +1,23 @@
-"""What a run of training does to its home beside the models: `results.json`, and the pruning of old data.
+"""What a run of training leaves beside its models: `results.json`, pruned old data, its leaderboard on Prefect's page.
 
-Neither fails a run: its models stand, and the run ends partial with the reason.
+None of them fails a run: its models stand, and the run ends partial with the reason.
 """
 
 from collections.abc import Sequence
 
+from prefect.artifacts import create_markdown_artifact
+
+from flows.console import finding, interval
 from flows.run import Run
-from schemas.errors import BusyError, counted
+from schemas.errors import BusyError, CpbError, counted, log
 from schemas.handover import FleetJudgement
 from schemas.run import RunSpec
+from tasks.tracking.leaderboard import read_board
 from tasks.tracking.prune import delete_old
 from tasks.tracking.results import write_results
 from tasks.tracking.store import open_store
+from tasks.tracking.store_errors import store_errors
+from tasks.tracking.views import run_address
 
 
 def leave_results(run: Run, spec: RunSpec, judged: Sequence[FleetJudgement]) -> None:
@@ -35,3 +41,32 @@ def prune_if_asked(run: Run, spec: RunSpec) -> None:
     # The run has ended as complete before: it is ended again, as partial, with this reason.
     if len(run.failures) > failed:
         run.mark()
+
+
+def show_board(run: Run) -> None:
+    """Leave the run's leaderboard and the address of its MLflow run on the page of its flow run."""
+    try:
+        with store_errors():
+            rows = read_board(run.run_id)
+            lines = [
+                f"MLflow run: {run_address(open_store(), run.run_id)}",
+                "",
+                "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better",
+                "",
+                "| | architecture | preset | CRPS ratio | 95 % interval | verdict |",
+                "|---|---|---|---|---|---|",
+            ]
+            for row in rows:
+                bounds = interval(row.get("crps_ratio_low"), row.get("crps_ratio_high")) or "-"
+                cells = (
+                    row["timeframe"],
+                    row["architecture"],
+                    row["preset"],
+                    f"{row['crps_ratio']:.4f}",
+                    bounds,
+                )
+                lines.append(f"| {' | '.join(cells)} | {finding(row['verdict'])} |")
+    except CpbError as error:  # classifiers have no board, and a store may go away
+        log.warning("the leaderboard is not on Prefect's page: %s", error)
+        return
+    create_markdown_artifact("\n".join(lines), key=run.name, description="Leaderboard of the run")

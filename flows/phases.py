@@ -57,16 +57,17 @@ def write_columns(run: Run, spec: ScopeSpec, series: Sequence[SeriesId]) -> list
     """Write the features of each series, as many at a time as the step allows; failures are added to the run."""
     total, done = len(series), count(1)
     with reporting("features", total, "series"):
-        outcomes = run_each(
-            [partial(_features, spec.scope, one, total, done) for one in series], features.workers
-        )
+        calls = [partial(_features, series, spec.scope, one, total, done) for one in series]
+        outcomes = run_each(calls, features.workers)
     run.add(outcome for outcome in outcomes if isinstance(outcome, Failure))
     return [outcome for outcome in outcomes if isinstance(outcome, SeriesRecord)]
 
 
-def _features(scope: Scope, series: SeriesId, total: int, done: Iterator[int]) -> SeriesRecord | Failure:
+def _features(
+    fetched: Sequence[SeriesId], scope: Scope, series: SeriesId, total: int, done: Iterator[int]
+) -> SeriesRecord | Failure:
     try:
-        return features(scope, series)
+        return features.after(fetched)(scope, series)
     except Exception as error:  # noqa: BLE001 - whatever fails one series, the others go on
         return Failure.of(series, "features", error)
     finally:
@@ -133,7 +134,7 @@ def train_and_score(
         # Trainers on a CPU and judges share the cores: together they never hold more than there are.
         judge = partial(_judge, run, spec, judges, keeper, left_out)
         results, judged = train_and_judge(
-            engine, planned.fleets, partial(train, spec, engine), judge, before, run.report
+            engine, planned.fleets, partial(train.after(planned), spec, engine), judge, before, run.report
         )
     _note_fleets(run, planned.fleets, results, judged)
     # The command that follows must not continue from a checkpoint with which nothing could be trained.

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
-from prefect import Flow, flow
+from prefect import Flow, flow, runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext, TaskRunContext
@@ -42,6 +42,9 @@ ANSWER_WITHIN_S = 5.0
 NOT_YET = "Not yet"
 """Name of the state (of type Completed) of a scheduled forecast that runs before the first training has ended."""
 
+PREFECTS_LOGGERS = ("prefect.flow_runs", "prefect.engine")
+"""Where Prefect logs an error that a flow has ended with: on the run's page, and in the output of its process."""
+
 _HELD: dict[int, socket.socket] = {}
 """The ports that this process holds."""
 
@@ -66,15 +69,43 @@ class RunLogHandler(APILogHandler):
 RUN_LOG = RunLogHandler()
 
 
-def as_flow(name: str, spec: type[S], run_name: str) -> Callable[[Callable[[S], State]], Flow[..., State]]:
+@contextmanager
+def run_log() -> Iterator[None]:
+    """Send cpb's lines for people and its log messages (retries, damaged files) to the log of the flow run."""
+    loggers = (log, LINES)
+    for logger in loggers:
+        logger.addHandler(RUN_LOG)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(RUN_LOG)
+
+
+def is_unexpected(record: logging.LogRecord) -> bool:
+    """Whether Prefect should log a record: not the traceback of an expected error, whose sentence it has logged."""
+    return not (record.exc_info and isinstance(record.exc_info[1], CpbError))
+
+
+def as_flow(
+    name: str, spec: type[S], about: Callable[[S], str]
+) -> Callable[[Callable[[S], State]], Flow[..., State]]:
     """Return a decorator that makes a function of a specification a Prefect flow, whose parameters are its fields.
 
-        @as_flow("train-all", RunSpec, "train-all {preset}")
+        @as_flow("train-all", RunSpec, lambda spec: f"{spec.preset} {spec.scope.title}")
         def train_all(spec: RunSpec) -> State: ...
 
+    The flow can be pickled, as `serve()` and Prefect's runners do: what its functions refer to is found by its name.
+
     Args:
-        run_name: name of a run on Prefect's page, a template of the parameters.
+        about: what is said after the flow's name in the name of a run.
     """
+
+    def run_name() -> str:
+        try:
+            return f"{name} {about(spec(**runtime.flow_run.parameters))}"
+        except CpbError:  # a wrong parameter, which the flow itself reports
+            return name
 
     # `validate_parameters=False`: the specification validates the values, with its own messages.
     def decorate(function: Callable[[S], State]) -> Flow[..., State]:
@@ -88,8 +119,8 @@ def as_flow(name: str, spec: type[S], run_name: str) -> Callable[[Callable[[S], 
 def plain_failures(function: Callable[P, State]) -> Callable[P, State]:
     """Make a flow that raises an expected error end in the state Failed with its message, without a traceback.
 
-    When the flow is called directly, Prefect raises the error again, so the command line prints the same message. The
-    lines for people and the log messages of cpb (retries, damaged files) are sent to the run's log.
+    When the flow is called directly, Prefect raises the error again, so the command line prints the same message. In
+    the process of a worker Prefect would log the error that it raises, with its traceback.
     """
 
     @wraps(function)
@@ -97,17 +128,14 @@ def plain_failures(function: Callable[P, State]) -> Callable[P, State]:
         # Both before anything is said or sent: the worker that started this process may be gone already.
         continue_without_reader()
         hold_server()
-        for logger in (log, LINES):
-            logger.addHandler(RUN_LOG)
+        for logger in PREFECTS_LOGGERS:
+            logging.getLogger(logger).addFilter(is_unexpected)
         try:
-            with shown_progress("flow"), store_errors():
+            with run_log(), shown_progress("flow"), store_errors():
                 return function(*args, **kwargs)
         except CpbError as error:
             # The error is the data, so that a direct call raises it again with its code and exit code.
             return Failed(message=without_credentials(str(error)), data=error)
-        finally:
-            for logger in (log, LINES):
-                logger.removeHandler(RUN_LOG)
 
     return run
 

@@ -3,18 +3,19 @@
 A run is told to people (`tasks.notices`), marked in MLflow whatever ends it, and mirrored to Weights & Biases if asked.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from schemas.decision import Decision
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, log
 from schemas.failure import Failure, Step, reasons
 from schemas.ledger import Alarm
 from tasks.notices import events_of, tell_end
 from tasks.running.progress import PrintLine
+from tasks.storage.interrupts import pause
 from tasks.tracking.runs import finish, kill
 from tasks.tracking.store_errors import UNUSABLE, store_errors
 from tasks.tracking.tags import COMPLETE, FAILED, PARTIAL, REASON, WARNINGS
@@ -30,6 +31,9 @@ class Partial(Protocol):
 
 
 Result = TypeVar("Result", bound=Partial)
+
+AWAY = ("unreachable", UNUSABLE)
+"""Codes of the errors that pass without anybody's help: the source of the candles or the MLflow store is away."""
 
 _AS_JSON = (
     "run_id",
@@ -128,6 +132,10 @@ class Run:
             if self.wandb_folder and (problem := mirror(self.run_id, self.wandb_folder)):
                 self.report(f"cpb: {problem}")
 
+    def begin_again(self) -> None:
+        """Forget what an attempt has found. Its run in MLflow stays open: the next attempt finds it by its inputs."""
+        vars(self).update(vars(Run(self.name, self.report)))
+
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         shown = {name: getattr(self, name) for name in _AS_JSON}
@@ -158,6 +166,28 @@ def flow_run(name: str, report: PrintLine, *, notify: bool = False) -> Iterator[
         raise
     if notify:
         tell_end(name, events_of(run.failures, run.decisions, run.alarms), complete=not run.failures)
+
+
+def until_reachable(run: Run, attempt: Callable[[bool], None], waits_s: Sequence[float]) -> None:
+    """Make an attempt at the work of a run; where network or store alone ended it, again after each of these times.
+
+    Args:
+        attempt: called with whether an earlier attempt has opened the run in MLflow. It then takes the candles that are
+            stored: with newer ones it would be another run.
+    """
+    has_begun = False
+    for wait_s in waits_s:
+        try:
+            with store_errors():
+                return attempt(has_begun)
+        except CpbError as error:
+            if error.code not in AWAY:
+                raise
+            log.warning("%s is tried again in %.0f minutes: %s", run.name, wait_s / 60, error)
+        has_begun = has_begun or bool(run.run_id)
+        run.begin_again()
+        pause(wait_s)
+    return attempt(has_begun)
 
 
 @contextmanager

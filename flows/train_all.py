@@ -5,14 +5,17 @@ partial. Every step finds its own finished work by digest, so repeating the comm
 remaining work. The run in MLflow is found again by a digest of its inputs, and is never left open.
 """
 
+from collections.abc import Sequence
+
+from prefect import runtime
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.housekeeping import leave_results, prune_if_asked
+from flows.housekeeping import leave_results, prune_if_asked, show_board
 from flows.phases import check_records, ingest_scope, plan_training, train_and_score, write_columns
 from flows.prefect import as_flow
-from flows.run import Run, flow_run
+from flows.run import Run, flow_run, until_reachable
 from flows.sentences import accuracy_lines, decision_lines, end_lines
 from schemas.errors import CpbError, counted
 from schemas.run import RunSpec
@@ -22,9 +25,15 @@ from tasks.steps import check_publishable, forecast, opened_engine, promote, pub
 from tasks.tracking.archive import Keeper
 from tasks.training.shard_retention import ShardsInUse
 
+NIGHT_WAITS_S = (15 * 60, 30 * 60)
+"""Before the second and the third attempt of a night: a restart of a store or a router takes minutes, not hours."""
 
-def run_train_all(spec: RunSpec, report: PrintLine = echo) -> Run:
+
+def run_train_all(spec: RunSpec, report: PrintLine = echo, *, waits_s: Sequence[float] = ()) -> Run:
     """Run the complete job and return its run.
+
+    Args:
+        waits_s: where network or store alone ended the job, it is tried again after each of these times.
 
     Raises:
         CpbError: nothing could be ingested or trained; a started run is marked failed. Before any download: the device,
@@ -32,45 +41,59 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo) -> Run:
             not installed or has no key.
     """
     with flow_run("train-all", report, notify=True) as run:
-        # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
-        keeper = Keeper(report)
-        check_publishable(spec.market, spec.repo)
-        spec = with_listed_pairs(spec, report)
-        check_records(run, spec)
-        with opened_engine(spec) as engine:
-            series = ingest_scope(run, spec)
-            records = write_columns(run, spec, series)
-            planned = plan_training(run, spec, records, engine)
-            with ShardsInUse(spec.scope.root):
-                _, judged = train_and_score(run, spec, planned, engine, keeper)
-                run.tell(accuracy_lines(run))
-                run.decisions = promote(spec, judged, planned.stopped)
-                run.tell(decision_lines(run.decisions))
-                leave_results(run, spec, judged)  # after the decisions: the models' versions are known
-        _publish(run, spec)
-        # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed
-        # run.
-        run.forecast_rows = run.note(forecast(spec.scope)).total_rows
-        run.tell(end_lines(run))
-        run.end()  # the pruning waits for no run that is still open, and an archive is to hold one that has ended
-        prune_if_asked(run, spec)
-        keeper.keep()
+        offline = {"offline": True, "tail": False}
+        until_reachable(
+            run,
+            lambda has_begun: _train_all(run, RunSpec(**spec.model_dump() | offline) if has_begun else spec),
+            waits_s,
+        )
     return run
 
 
-def _publish(run: Run, spec: RunSpec) -> None:
-    """Package the champions; if the Hub is unreachable, models, runs and forecasts are still valid."""
+def _train_all(run: Run, spec: RunSpec) -> None:
+    # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
+    keeper = Keeper(run.report)
+    check_publishable(spec.market, spec.repo)
+    spec = with_listed_pairs(spec, run.report)
+    check_records(run, spec)
+    with opened_engine(spec) as engine:
+        series = ingest_scope(run, spec)
+        records = write_columns(run, spec, series)
+        planned = plan_training(run, spec, records, engine)
+        with ShardsInUse(spec.scope.root):
+            _, judged = train_and_score(run, spec, planned, engine, keeper)
+            run.tell(accuracy_lines(run))
+            run.decisions = promote(spec, judged, planned.stopped)
+            run.tell(decision_lines(run.decisions))
+            leave_results(run, spec, judged)  # after the decisions: the models' versions are known
+    published = _publish(run, spec)
+    # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed run.
+    issued = forecast.after(run.decisions, published)(spec.scope)
+    run.forecast_rows = run.note(issued).total_rows
+    run.tell(end_lines(run))
+    run.end()  # the pruning waits for no run that is still open, and an archive is to hold one that has ended
+    prune_if_asked(run, spec)
+    keeper.keep()
+
+
+def _publish(run: Run, spec: RunSpec) -> object:
+    """Package the champions and return the record; if the Hub is unreachable, models, runs and forecasts are valid."""
+    publication = None
     trained = set(spec.scope.series)
     run.champions = sum(d.outcome != "retired" and d.series in trained for d in run.decisions)
     if run.champions:  # without champions: only classifiers were trained, which do not forecast prices
         with run.attempt("publish", (CpbError,)):
-            run.published = run.note(publish(spec.market, spec.repo)).place
+            publication = run.note(publish.after(run.decisions)(spec.market, spec.repo))
+            run.published = publication.place
+    return publication
 
 
-@as_flow("train-all", RunSpec, "train-all {preset}")
+@as_flow("train-all", RunSpec, lambda spec: f"{spec.preset} {spec.scope.title}")
 def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
-    run = run_train_all(spec)
+    # Somebody who typed the command sees the reason at once; a deployed run is a night, which nobody watches.
+    run = run_train_all(spec, waits_s=NIGHT_WAITS_S if runtime.deployment.id else ())
+    show_board(run)
     name = "Partial" if run.failures else "Completed"
     message = f"{counted(run.members, 'member')}, {len(run.failures)} failed"
     return Completed(name=name, message=message, data=run.as_json())

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cpbmodels.data import TABLE_SUFFIXES
 from schemas.base import Spec
-from schemas.coins import CHAMPIONS, EXCHANGE, parse_coins, parse_timeframes
+from schemas.coins import CHAMPIONS, EXCHANGE, coins_label, parse_coins, parse_timeframes
 from schemas.errors import UsageError
 from schemas.home import home_folder
 from schemas.identity import APART, OWN, SIM, Market, SeriesId, market_home
@@ -78,6 +78,11 @@ class Scope(BaseModel):
             for symbol in self.symbols
             for timeframe in self.timeframes
         ]
+
+    @property
+    def title(self) -> str:
+        """Coins and timeframes in words: `20 coins 15m,1h`, `BTC, ETH 1h`."""
+        return f"{coins_label(self.symbols) if self.symbols else 'all coins'} {','.join(self.timeframes)}"
 
     def selects(self, series: SeriesId) -> bool:
         """Whether a series of the market is asked for; without symbols, as for `champions`, every coin is.

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
+from typing import Any
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.coins import check_known, coins_label
@@ -47,7 +48,7 @@ from tasks.market.ingest import update_store
 from tasks.market.store_state import FAILED_SERIES, leap_sentence
 from tasks.promotion.night import decide_night
 from tasks.promotion.night_fleets import fleets_to_train
-from tasks.running.step import Retry, step
+from tasks.running.step import Retry, step, took
 from tasks.signals.feature_files import load_series, write_features
 from tasks.signals.splits import shortened, split_bounds
 from tasks.storage.packaged import PackagedModel, packaged_models
@@ -65,7 +66,7 @@ RETRY_WAIT_S = 5.0
 
 
 # If another process is writing, a run waits up to ten minutes: a scheduled run must not be skipped.
-@step("ingest", retry=Retry(on=BusyError, times=40, wait_s=15))
+@step("ingest", run_name="ingest {scope.title}", retry=Retry(on=BusyError, times=40, wait_s=15))
 def ingest(scope: Scope, tail: bool = False) -> IngestResult:
     """Update the store; `tail`: including the newest candles from the REST API.
 
@@ -117,7 +118,7 @@ def features(scope: Scope, series: SeriesId) -> SeriesRecord | Failure:
         return Failure.of(series, "features", error)
 
 
-@step("plan")
+@step("plan", run_name="plan {spec.scope.title}")
 def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> TrainingPlan:
     """Return the fleets of a run, which depend only on the specification and the data, and with `serving` the registry.
 
@@ -161,7 +162,11 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
     )
 
 
-@step("train", run_name="train {progress.name}", workers=64)
+def _shard_name(parameters: dict[str, Any]) -> str:
+    return f"train {parameters['progress'].name_of(parameters['job'])}"
+
+
+@step("train", run_name=_shard_name, workers=64)
 def train(spec: RunSpec, engine: Engine, job: ShardJob, progress: FleetProgress) -> ShardResult:
     """Train a shard below `fleets` of the market's home: continued from its last checkpoint, skipped if done.
 
@@ -199,6 +204,7 @@ def evaluate(
 
     def noted() -> Iterator[tuple[ShardJob, ShardResult]]:
         for shard, result in trained:
+            took(result)
             results[result.key] = result
             yield shard, result
 
@@ -234,7 +240,7 @@ def opened_engine(spec: RunSpec) -> Iterator[Engine]:
         yield cluster
 
 
-@step("promote")
+@step("promote", run_name="promote {spec.timeframes}")
 def promote(
     spec: RunSpec,
     fleets: Sequence[FleetJudgement],
@@ -251,7 +257,7 @@ def check_publishable(market: Market, repo: str | None) -> None:
     check_replaceable(tree_of(home_folder(), "hub", market))
 
 
-@step("publish")
+@step("publish", run_name="publish {market}")
 def publish(market: Market, repo: str | None = None) -> Publication:
     """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and with `repo` to the Hub.
 
@@ -304,26 +310,26 @@ class Serving:
         )
 
 
-@step("champions")
+@step("champions", run_name="champions {market}")
 def champions(market: Market) -> Serving:
     """Bring a market's packaged folder up to date with the registry; errors as in `tasks.hub.packaged.serving`."""
     models, failures = serving(home_folder(), market)
     return Serving(tuple(models), tuple(failures))
 
 
-@step("forecast")
+@step("forecast", run_name="forecast {scope.title}")
 def forecast(scope: Scope) -> ForecastBatch:
     """Issue the forecasts of every packaged champion in the scope from the newest candles."""
     return issue_forecasts(scope, packaged_models(scope.home, scope.market, scope.series))
 
 
-@step("score")
+@step("score", run_name="score {scope.title}")
 def score(scope: Scope) -> Score:
     """Score the stored forecasts of the scope whose target candle has closed."""
     return score_due(scope.home, scope.series, scope.as_of)
 
 
-@step("watch")
+@step("watch", run_name="watch {scope.title}")
 def watch(scope: Scope) -> Watching:
     """Check whether champions of the scope perform worse than their test spans promised."""
     return check_drift(scope, packaged_models(scope.home, scope.market, scope.series))

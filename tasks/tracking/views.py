@@ -12,8 +12,10 @@ from urllib.parse import quote
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.identity import SIM
+from tasks.storage.urls import public_url
 from tasks.tracking.calls import NEWEST_FIRST, search
 from tasks.tracking.experiment import Store
+from tasks.tracking.home_store import is_server
 from tasks.tracking.metrics import CLASSIFIER_SKILL, SKILL
 from tasks.tracking.tags import (
     COINS,
@@ -42,6 +44,14 @@ _FLOWS_READ, _FLEETS_READ = 50, 500
 def runs_page(url: str, store: Store) -> str:
     """Return the address of the page of the experiment's runs."""
     return f"{url}/#/experiments/{store.experiment_id}/runs?{_WORKFLOW}"
+
+
+def run_address(store: Store, run_id: str) -> str:
+    """Return the address of a run's page, without credentials; without a server, that at `cpb ui`'s usual port."""
+    page = f"/#/experiments/{store.experiment_id}/runs/{run_id}"
+    if is_server(store.uri):
+        return f"{public_url(store.uri)}{page}"
+    return f"http://127.0.0.1:5000{page} (once `cpb ui` runs)"
 
 
 @dataclass(frozen=True)

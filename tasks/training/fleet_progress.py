@@ -71,6 +71,13 @@ class FleetProgress:
         self._open: set[int] = set()  # stages with epochs of this run, and without their last line
         self._lock = threading.Lock()
 
+    def name_of(self, job: ShardJob) -> str:
+        """Return the name of a shard: `gru 1h`, of several `gru 1h 3 of 5`."""
+        timeframes = dict.fromkeys(member.model.series.timeframe for member in job.members)
+        number = [*self._shards].index(job_key(job)) + 1
+        which = f" {number} of {len(self._shards)}" if len(self._shards) > 1 else ""
+        return f"{self.name} {','.join(timeframes)}{which}"
+
     def waiting(self, what: str) -> None:
         """Report what a shard waits for, unless other shards are running and shown instead."""
         if not any(shard.share for shard in self._shards.values()):

@@ -11,6 +11,7 @@ from tests.tools.deployed import Deployed, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+SIM = ["--param", "source=sim", "--param", "timeframes=1h"]
 SMALL = ["--source", "sim", "--timeframes", "1h", "--preset", "smoke"]
 
 
@@ -83,13 +84,50 @@ def test_one_training_runs_at_a_time_forecasts_beside_it_and_cancelled_it_leaves
         return {row["name"].rpartition("/")[2]: (row["running"], row["queued"]) for row in rows}
 
     wait_for(lambda: states()["nightly"] == ([], [waiting["name"]]))
-    assert states()["train-all"] == ([run["name"]], [])
+    assert states()["train-all"] == (["train-all smoke BTC 1h"], [])
     assert "queued" in project.cpb("deploy", "status").stdout
     assert project.prefect("flow-run", "delete", waiting["flow_run_id"]).returncode == 0
     assert project.prefect("flow-run", "cancel", run["flow_run_id"]).returncode == 0
     wait_for(lambda: project.run_of(run["flow_run_id"])["state"]["name"] == "Cancelled", 60)
     wait_for(lambda: len(project.processes()) == 2, 30)  # server and worker
     assert project.slots() == 0
+
+
+def test_a_run_that_fails_for_an_expected_reason_logs_one_sentence_and_no_traceback(project):
+    failed = project.json("deploy", "run", "train-all", "--watch", "--param", "coins=NOPE", *SIM, code=1)
+    assert failed["state"] == "Failed"
+    lines = [line["message"] for line in project.log_of(failed["flow_run_id"])]
+    assert [line for line in lines if "NOPE" in line and "Failed" in line]
+    assert "Traceback" not in "".join(lines)
+    assert "CpbError" not in (project.state / "worker.log").read_text()
+
+
+SERVED = """
+from flows.train_all import train_all
+
+if __name__ == "__main__":
+    train_all.serve(name="served")
+"""
+
+
+def test_the_flow_is_served_as_prefects_users_write_it(project, client):
+    script = project.elsewhere / "serve.py"
+    script.write_text(SERVED)
+    with (project.folder / "served.log").open("w") as log:
+        served = subprocess.Popen(
+            [sys.executable, script], cwd=project.folder, env=project.env | client, stdout=log, stderr=log
+        )
+    try:
+        wait_for(lambda: project.ask("deployments/name/train-all/served").status_code == 200)
+        parameters = ["source=sim", "coins=BTC", "timeframes=1h", "architectures=linear", "preset=smoke"]
+        words = [word for parameter in parameters for word in ("-p", parameter)]
+        done = project.prefect("deployment", "run", "train-all/served", "--watch", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        runs = project.runs(deployments={"name": {"any_": ["served"]}})
+        assert [run["state"]["name"] for run in runs] == ["Completed"]
+    finally:
+        served.terminate()
+        served.wait(30)
 
 
 def test_a_backtest_is_a_flow_run_where_a_server_is_named(project, client):

@@ -11,6 +11,7 @@ from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.failure import Failure
 from schemas.forecasting import ForecastSpec
 from schemas.identity import SeriesId
+from tasks.running.step import step
 from tasks.steps import Serving
 from tasks.tracking.store import open_store
 
@@ -87,6 +88,7 @@ def ingested(monkeypatch, champions, **asked):
     """Return the series that a forecast of these champions brings up to date first."""
     seen = []
 
+    @step("ingest")
     def ingest(scope, tail):
         seen.append(scope)
         raise Stopped

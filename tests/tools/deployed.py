@@ -202,6 +202,12 @@ class Deployed:
         answer.raise_for_status()
         return answer.json()
 
+    def log_of(self, flow_run_id):
+        """Return the lines of a run's log, once its last line is there."""
+        body = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}}
+        wait_for(lambda: any("Finished" in line["message"] for line in self.ask("logs/filter", body).json()))
+        return self.ask("logs/filter", body).json()
+
     def pid(self, name):
         return self.json("deploy", "status", code=None)["pids"][name]
 

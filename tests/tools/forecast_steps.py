@@ -1,10 +1,10 @@
 """Steps of a forecast flow that find everything as stored."""
 
-from functools import partial
 from types import SimpleNamespace
 
 from schemas.handover import ForecastBatch, IngestResult, Issued
 from schemas.ledger import Score, Watching
+from tasks.running.step import step
 from tasks.steps import FORECAST, Serving
 from tests.tools.forecast_tools import BTC, PEPE
 
@@ -32,7 +32,10 @@ class Steps:
         }
         return results[step]
 
+    def step_of(self, name):
+        return step(name)(lambda *given: self.one(name, *given))
+
     def stand_in(self, monkeypatch):
         """Let the forecast flow call these steps."""
         for name in FORECAST:
-            monkeypatch.setattr(f"flows.forecast.{name}", partial(self.one, name))
+            monkeypatch.setattr(f"flows.forecast.{name}", self.step_of(name))

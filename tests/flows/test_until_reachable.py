@@ -1,0 +1,66 @@
+"""A night that network or store alone ended is tried again; every other error ends it at once."""
+
+import pytest
+
+from flows.run import Run, until_reachable
+from schemas.errors import CpbError
+from schemas.failure import Failure
+from tasks.tracking.store_errors import UNUSABLE
+
+WAITS_S = (900, 1800)
+
+
+@pytest.fixture
+def waited(monkeypatch):
+    """The pauses of a run, none of which is waited for."""
+    waits = []
+    monkeypatch.setattr("flows.run.pause", waits.append)
+    return waits
+
+
+def attempts_of(run, *errors):
+    """An attempt that raises these errors, one a call, after it has opened the run; and what it was called with."""
+    calls = []
+
+    def attempt(has_begun):
+        calls.append(has_begun)
+        run.run_id = "r"
+        run.failures.append(Failure.of(None, "plan", "left out"))
+        if len(calls) <= len(errors):
+            raise errors[len(calls) - 1]
+
+    return attempt, calls
+
+
+@pytest.mark.parametrize("code", ["unreachable", UNUSABLE])
+def test_what_passes_by_itself_is_tried_again_and_nothing_is_told_twice(waited, code):
+    run = Run("train-all", print)
+    attempt, calls = attempts_of(run, CpbError("away", code=code), CpbError("away", code=code))
+    until_reachable(run, attempt, WAITS_S)
+    assert (calls, waited) == ([False, True, True], [900, 1800])
+    assert (len(run.failures), run.run_id) == (1, "r")
+
+
+def test_the_last_error_ends_the_night(waited):
+    run = Run("train-all", print)
+    attempt, calls = attempts_of(run, *[CpbError("away", code=UNUSABLE)] * 3)
+    with pytest.raises(CpbError, match="away"):
+        until_reachable(run, attempt, WAITS_S)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("error", [CpbError("no model", code="no-model"), KeyError("a fault")])
+def test_every_other_error_ends_it_at_once(waited, error):
+    run = Run("train-all", print)
+    attempt, calls = attempts_of(run, error)
+    with pytest.raises(type(error)):
+        until_reachable(run, attempt, WAITS_S)
+    assert (calls, waited) == ([False], [])
+
+
+def test_a_command_that_somebody_typed_ends_at_once(waited):
+    run = Run("train-all", print)
+    attempt, calls = attempts_of(run, CpbError("away", code=UNUSABLE))
+    with pytest.raises(CpbError):
+        until_reachable(run, attempt, ())
+    assert (calls, waited) == ([False], [])
