@@ -45,6 +45,7 @@ Events = dict[str, str]
 def events_of(failures: Iterable[Failure], decisions: Iterable[Decision], alarms: Iterable[Alarm]) -> Events:
     """Return a sentence for each failed series or model, each switch of a champion, and each drifted champion."""
     failed = {f"failed {f.subject} {f.step}": f"{f.subject} failed in {f.step}: {f.reason}" for f in failures}
+    # With the version in the key: a second switch on the same day is news.
     switched = {
         f"switch {d.series.name} {d.version_number}": f"{decided_sentence([d])}; {d.reason}"
         for d in decisions
@@ -95,6 +96,7 @@ def services() -> list[str]:
             code="notify-file",
             field=str(path),
         ) from error
+    # Comments are for lines of the file; in the variable `#` may be part of a URL.
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     urls: dict[str, None] = {}
     for where, given in ((VARIABLE, os.environ.get(VARIABLE, "")), (str(path), "\n".join(lines))):
@@ -127,6 +129,7 @@ def tell_end(flow: str, events: Events, *, complete: bool) -> None:
     try:
         urls = services()
         sent = _sent_today() if urls else SentEvents(day="")
+        # An hourly run repeats what failed: people read it once a day.
         new = {key: text for key, text in events.items() if key not in sent.events}
         calls = _senders(urls, flow, new) if new else {}
         heartbeat = os.environ.get(HEARTBEAT_VARIABLE, "").strip().replace("{flow}", flow)
@@ -184,10 +187,12 @@ def _run_within_deadline(calls: dict[str, Callable[[], str]]) -> dict[str, str]:
         except Exception as error:  # noqa: BLE001 - a library's error must not fail the run
             outcomes[name] = f"it cannot be reached ({type(error).__name__})"  # the text may contain the URL
 
+    # Daemons: a service that never answers keeps no process from ending.
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in calls.items()]
     for thread in threads:
         thread.start()
     end = time.monotonic() + DEADLINE_S
+    # One deadline for all, not one each.
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     return {name: outcomes.get(name, f"no answer within {DEADLINE_S:.0f} s") for name in calls}

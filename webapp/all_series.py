@@ -25,6 +25,7 @@ SPARKLINE = 48
 def health(home: Path) -> answers.Health:
     """Return the number of series with forecasts, the newest forecast, and the stale series."""
     every = listed(home)
+    # A demo beside real data must neither hide nor raise an alarm.
     shown = [info for info in every if not info.simulated] or every
     with_forecast = [info for info in shown if info.issued_at]
     served = [SeriesId(info.market, info.symbol, info.timeframe) for info in with_forecast or shown]
@@ -42,6 +43,7 @@ def health(home: Path) -> answers.Health:
 
 def warm(home: Path) -> None:
     """Read what the first answers need, except for MLflow's store, which takes seconds."""
+    # First, so that what is read now is cached for this state of the files.
     drop_changed(home)
     health(home)
     for series in all_stored(home):
@@ -68,6 +70,7 @@ def overview(home: Path, market: Market) -> answers.Overview:
     of_market = [series for series in everything if series.market == market]
     ordered = sorted(of_market, key=lambda series: newest(home, series).is_empty())
     with_forecast = [series for series in ordered if len(newest(home, series))]
+    # The page shows candles and forecasts also while MLflow's store cannot be read.
     served, unreadable = _served(market)
     records = champion_records(record(home, market))
     watched = {
@@ -148,6 +151,7 @@ def _forecast_fields(rows: pl.DataFrame) -> dict[str, Any]:
         "made_at": last["made_at"],
         "live": rows.select(IS_LIVE)[0, 0],
         "model_version": last["model_version"],
+        # In percent of the last close: coins of any price stand in one column.
         "range_80_low": 100 * (last["q10"] / last["last_close"] - 1),
         "range_80_high": 100 * (last["q90"] / last["last_close"] - 1),
         "range_at": last["target_time"],

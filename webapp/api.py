@@ -67,6 +67,7 @@ def _date(text: str) -> str:
 
 def _utc(given: datetime) -> datetime:
     """Return an instant in UTC, which is also its zone if it has none; refuse years without candles."""
+    # The query of a browser rarely has a zone; UTC is what the page shows.
     instant = given.replace(tzinfo=given.tzinfo or UTC)
     # the range of int64 nanoseconds since 1970
     if not datetime(1970, 1, 1, tzinfo=UTC) <= instant < datetime(2262, 1, 1, tzinfo=UTC):
@@ -115,6 +116,7 @@ def routes(home: Path) -> APIRouter:
         return market or stored.default_market(home)
 
     def series_of(symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
+        # 404, not 422: a series that cannot exist is as unknown as one that does not.
         if timeframe not in INTERVAL_SECONDS:
             raise MemberError(
                 f"timeframe {timeframe!r} is unknown: choose from {', '.join(INTERVAL_SECONDS)}"

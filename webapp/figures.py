@@ -66,6 +66,7 @@ def _before(home: Path, series: SeriesId, shown: pl.DataFrame, count: int) -> pl
     length = shown["target_time"][-1] - shown["issued_at"][0]
     end: datetime = shown["issued_at"][0]
     earlier: list[pl.DataFrame] = []
+    # Backwards, each ending before the next begins: bands that overlap could not be told apart.
     for issued in reversed(months.issues(home, series, (count + 1) * len(shown), end)["issued_at"].to_list()):
         if len(earlier) < count and issued + length <= end:
             earlier.append(months.latest(home, series, issued))
@@ -124,6 +125,7 @@ def compare(home: Path, market: Market, timeframe: str | None, models: str) -> d
         for name in names
     )
     common = [symbol for symbol in first if symbol in second]
+    # Ratios over different rows must not be compared: coins with other spans are left out, and counted.
     same = [s for s in common if first[s]["test_span"] and first[s]["test_span"] == second[s]["test_span"]]
     pairs = [{"symbol": s, "first": first[s]["crps_ratio"], "second": second[s]["crps_ratio"]} for s in same]
     drawn = compare_figure(names[0], names[1], pairs, left_out=len(common) - len(same))
@@ -135,6 +137,7 @@ def _paired_test(
 ) -> str:
     root = market_home(home, market)
     stored = [tuple(stored_score(root, row["key"]) for row in both) for both in rows]
+    # Losses are on the machine that judged; the board may be of another one.
     pairs = [(a, b) for a, b in stored if a and b]
     if names[0] == names[1] or not pairs:
         return "No paired test: the two models' losses on the same forecasts are not stored here, or by other code."

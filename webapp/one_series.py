@@ -36,6 +36,7 @@ def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None)
         DamagedError: a month that holds it.
     """
     rows = months.latest(home, series, issued_at) if issued_at else newest(home, series)
+    # The newest issued by then may be an earlier one: only the very time asked for is an answer.
     if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
         return rows
     if issued_at is None or newest(home, series).is_empty():
@@ -83,6 +84,7 @@ def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None
     if since:
         # Gaps leave fewer than `limit` candles in the window; twice its length plus a month is nearly always enough.
         since -= 2 * limit * step + timedelta(days=31)
+    # From the newest months only: years of hourly candles take tenths of a second.
     frame = read_klines(home, series, since=since, as_of=until, columns=columns, confirmed=False)
     if since and len(frame) < limit:
         frame = read_klines(home, series, as_of=until, columns=columns, confirmed=False)
@@ -104,6 +106,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> tuple[answers.Ledger, st
         for entry in (of_market.entries if of_market else ())
         if entry.timeframe == series.timeframe and (entry.symbol == series.symbol or entry.kind == "pooled")
     ]
+    # Of the series, not of versions: these would count each row twice.
     of_series = [entry for entry in entries if entry.kind == "series"]
     rows = newest_scored(home, series, limit)[list(answers.LedgerRow.model_fields)]
     ledger = answers.Ledger(

@@ -105,6 +105,7 @@ def board_rows(
         members, old = _members()
         rows = read_board(None, members, market=market, timeframes=[timeframe] if timeframe else None)
         return rows, old
+    # A run's rows are read apart: its fleets need not be the newest of the board.
     rows, old = store_cache.cached("run", _rows_of_run, run)
     of_market = [row for row in rows if row["market"] == market]
     if not of_market:
@@ -182,6 +183,7 @@ def runs(home: Path, limit: int) -> answers.Runs:
 
 
 def _trainings(home: Path) -> Iterator[answers.Training]:
+    # By the lock of the trainer's process: a killed training leaves its progress, and is none.
     for folder in shards_in_training(home):
         try:
             job = read_job(folder)

@@ -83,10 +83,12 @@ def cached(name: str, read: Callable[..., T], *arguments: Any) -> tuple[T, str |
                 _results.popitem(last=False)
         _results.move_to_end(key)
         result.asked = time.monotonic()
+    # Checked twice: all who ask first wait for one reading, and take its result.
     if not result.tried:
         with result.reading:
             if not result.tried:
                 _read(key, result, _token())
+    # Never read well: the error is the answer; afterwards an old answer with a note is better than none.
     if result.read_at is None:
         raise result.error or CpbError("the MLflow store has not been read", code=UNUSABLE)
     return result.value, _note(result.read_at, result.error)
@@ -104,6 +106,7 @@ def _note(read_at: datetime, error: CpbError | None) -> str | None:
 def reading() -> Iterator[Store]:
     """Yield the store; raises `CpbError` if it cannot be read."""
     with store_errors():
+        # By one thread: importing MLflow and connecting takes seconds, and the others then find it open.
         with _opening:
             store = read_store()
         yield store
@@ -118,6 +121,8 @@ def _read(key: _Key, result: _Result, token: str) -> None:
             result.value = result.read(store)
         result.error, result.read_at = None, datetime.now(UTC)
     except CpbError as error:
+        # About the arguments, such as a run that was deleted: each caller may make up others, so nothing is
+        # stored.
         if store is not None and error.code != UNUSABLE:
             with _lock:
                 _results.pop(key, None)
@@ -130,6 +135,8 @@ def _read(key: _Key, result: _Result, token: str) -> None:
         result.error = CpbError(
             f"reading it failed ({type(error).__name__}); the service's log has the details"
         )
+    # The token of before the reading: a write in between makes the result old at once, and it is read
+    # again.
     is_first, result.token, result.tried = not result.tried, token, time.monotonic()
     if not is_first and _differ(before, (result.value, str(result.error))):
         with _lock:
@@ -147,6 +154,7 @@ def refresh(stop: threading.Event) -> None:
     token, address = _token(), _address()
     with _lock:
         tried = [(key, result) for key, result in _results.items() if result.tried]
+    # Few results are of the whole store, and every page shows them: these first.
     for key, result in sorted(tried, key=lambda item: (len(item[0]), item[1].tried)):
         began = time.monotonic()
         if began - result.asked > _UNUSED_S or key[0] != address:
@@ -155,6 +163,8 @@ def refresh(stop: threading.Event) -> None:
         elif result.token != token or result.error or began - result.tried > _MAX_AGE_S:
             with suppress(CpbError):  # what it is about was deleted: the next request says so
                 _read(key, result, token)
+            # The interpreter's lock is shared: without pauses requests would wait for a thread that only
+            # reads ahead.
             if stop.wait(_PAUSE * (time.monotonic() - began)):
                 return
 
@@ -181,11 +191,13 @@ def _address() -> str:
 def _token() -> str:
     """Return a token of the store's files; empty for a server, whose changes are not seen."""
     file = database()
+    # SQLite in WAL mode writes into a file beside the database first.
     return file_times([file, file.with_name(f"{file.name}-wal")] if file else [])
 
 
 def file_times(paths: Iterable[Path]) -> str:
     """Return a token that changes with the modification of files and folders."""
+    # Sum and number: any change moves the sum, and a file that goes changes both.
     times = []
     for path in paths:
         with suppress(FileNotFoundError):

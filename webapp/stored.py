@@ -22,6 +22,7 @@ closed_at, record = until_files_change(newest_close), until_files_change(read_su
 
 @until_files_change
 def _newest(home: Path, series: SeriesId) -> tuple[pl.DataFrame, str]:
+    # The damage is cached with the result: each page would otherwise read and hash the file again.
     try:
         return months.latest(home, series), ""
     except DamagedError as error:
@@ -40,6 +41,7 @@ def damaged(home: Path) -> dict[SeriesId, str]:
 
 def too_old(home: Path, series: tuple[SeriesId, ...]) -> dict[SeriesId, str]:
     """Return a message for each series whose newest candle or forecast is too old."""
+    # The cached readers: an overview asks for the close of every series.
     late = find_stale(home, series, grace=BETWEEN_RUNS, read_close=closed_at, read_forecast=newest)
     return {stale.series: f"{stale.finding}; {mend(home, [stale.series])}" for stale in late}
 
@@ -72,6 +74,7 @@ def default_market(home: Path) -> Market:
 
 def check_coin(home: Path, series: SeriesId) -> None:
     """Raise `MemberError` for a coin of which nothing is stored and which the default universe lacks."""
+    # Of all markets: a coin that exists in another one is no typing error.
     symbols = {stored.symbol for stored in all_stored(home)}
     if series.symbol in symbols or series.symbol in map(symbol_of, COINS):
         return

@@ -91,6 +91,7 @@ def append(
     staged = dict[SeriesId, list[Entry] | CpbError]()
     try:
         with chain_lock(home, market):
+            # Under the lock: two batches cannot have the same time or number.
             now, is_valid = _batch_time(home, market), _is_valid(tree, batch)
             with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
                 calls = [
@@ -136,6 +137,7 @@ def chain_lock(home: Path, market: str) -> Iterator[None]:
     with record_lock(home, market):
         if sentence := loss_sentence(home, market):
             raise DamagedError(sentence, code="other-record", field=str(chain_path(home, market)))
+        # First: an interrupted batch may have created the chain that seems to be missing.
         complete_pending(home, market)
         chain = chain_path(home, market)
         if (not chain.exists() or not chain.stat().st_size) and any(files_of_market(home, market)):
@@ -192,6 +194,7 @@ def _is_next(chain: Path, line: Line) -> bool:
     last = b""
     with suppress(FileNotFoundError):
         last = last_line(chain)
+        # A crash while the line was appended left a part of it, or all; what counts is the line before.
         if line.encode().startswith(last):
             last = last_line(chain, cut=len(last))
     return line.previous == (line_hash(last) if last else ORIGIN)
@@ -205,6 +208,7 @@ def _drafts(home: Path, market: str, folders: Sequence[Path]) -> Iterator[None]:
         for draft in (draft for folder in folders for draft in folder.glob(".????-??.parquet.*")):
             draft.unlink(missing_ok=True)
 
+    # A draft without a pending line belongs to no batch: its process was killed before the commit.
     sweep()
     try:
         yield
@@ -224,6 +228,7 @@ def _batch_time(home: Path, market: str) -> datetime:
     if last is None or last <= now:
         return now
     if last - now > CLOCK_STEP:
+        # Where even the published record is ahead of this clock, going back to it would not help.
         published = _line_time(tree_of(home, "hub", market) / CHAIN)
         if published is not None and published <= now + CLOCK_STEP:
             back = f"`{restore_command(home, market, set_aside=True)}` goes back to the published record"
@@ -271,6 +276,7 @@ def _stage(
         if not is_valid:
             tree.check(rows)
         values = {"market": {market}, "symbol": set(rows["symbol"]), "timeframe": set(rows["timeframe"])}
+        # The file's place says whose rows it holds; a row of another coin in it would never be found.
         if others := [name for name in values if values[name] != {getattr(series, name)}]:
             text = f"rows of another series cannot be stored under {series}"
             raise MemberError(text, code="rows", field=others[0])
@@ -292,6 +298,7 @@ def _stage(
 def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFrame) -> Entry | None:
     """Write a month with its new rows appended to a draft next to its file; None if no row is new."""
     path = series.folder(home, tree.name) / name
+    # The first stays: a forecast that was repeated after its candle is known must not replace it.
     new = rows.unique(KEY, keep="first", maintain_order=True)
     old = new.clear()
     place = path.relative_to(market_home(home, series.market)).as_posix()
@@ -299,6 +306,7 @@ def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFra
         old = load(home, series, tree, path)
         new = new.join(old, on=list(KEY), how="anti", maintain_order="left")
     except FileNotFoundError:
+        # A new file under a name that the chain knows would hide that the old one is lost.
         if _is_recorded(chain_path(home, series.market), place):
             raise DamagedError(
                 f"{path.relative_to(home)} is missing, though the chain has rows of it; "
@@ -307,6 +315,7 @@ def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFra
             ) from None
     if new.is_empty():
         return None
+    # The whole month is written anew: parquet cannot be appended to, and a month bounds the work.
     data = month_bytes(path, pl.concat([old, new]))
     digest = hashlib.sha256(data).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -347,6 +356,7 @@ def _commit(home: Path, market: str, kind: Kind, entries: Sequence[Entry], now: 
                 number = len(chain.read_bytes().splitlines())
     time = now.strftime(_TIME)
     line = Line(number + 1, time, kind, tuple(entries), previous)
+    # The commit: from here on the batch is completed, by this process or the next.
     write_bytes(pending_path(home, market), line.encode())
     sync(chain.parent)
     _put_in_place(home, market, line)
@@ -356,6 +366,7 @@ def _put_in_place(home: Path, market: str, line: Line) -> None:
     """Rename the files, append the line, remove the pending line; can be repeated after a crash at any point."""
     base = market_home(home, market)
     calls = [partial(_rename, base / entry.file, entry.file_sha256) for entry in line.entries]
+    # All files before the line: a line whose file is missing would look like a loss.
     for error in run_each(calls, WRITERS):
         if error is not None:
             raise error
@@ -373,12 +384,14 @@ def _rename(path: Path, sha256: str) -> None:
 def _append_line(chain: Path, line: bytes) -> None:
     """Append a line if it is not there yet; a part of it that a crash left is replaced, any other content stays."""
     new = not chain.exists()
+    # Not through a link: a planted one would have the line appended to a file elsewhere.
     handle = os.open(chain, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     with os.fdopen(handle, "r+b") as file:
         last = last_line(chain)
         if last == line:
             return
         end = file.seek(0, 2)
+        # A part of this very line, as a crash in the middle of the write leaves.
         if line.startswith(last):
             file.truncate(file.seek(end - len(last)))
         elif not last.endswith(b"\n"):  # a truncated last line must not corrupt this line
@@ -411,6 +424,8 @@ def check_months(home: Path, market: str) -> Iterator[tuple[Path, str]]:
         elif stored or chain.lines:  # else the file may not be cpb's
             empty = "the file is empty, though rows were stored with lines in it"
             yield path, chain.fault or ("" if path.stat().st_size else empty)
+        # A chain that cannot be read to its end says nothing of later rows: the months are then checked by
+        # their own digests alone.
         records = None if chain is None or chain.fault else chain.files
 
         def check(name: str) -> tuple[Path, str]:

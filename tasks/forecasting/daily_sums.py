@@ -43,6 +43,7 @@ def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
     Sums over the scored rows: `crps` over all rows; `paired_…` and `ref_…` of the model and of the reference over the
     `ref_rows` rows with a reference; `scaled_…` in units of the reference's width at the origin, additive across coins.
     """
+    # Ratios are of rows that both have: forecasts without a reference count for the hit rates alone.
     paired = pl.col("ref_crps").is_not_null()
     champions = scored.filter(pl.col("role") == CHAMPION)  # older versions stored others' forecasts, too
     days = champions.with_columns(day=pl.col("issued_at").dt.date()).group_by(KEY)
@@ -85,17 +86,20 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
         for name in sorted(names):
             forecasts, ledger = series.folder(home, FORECASTS.name) / name, folder / name
             states = (path.stat() for path in (forecasts, ledger) if path.exists())
+            # Inode, time and size: month files are only ever replaced by a rename.
             source = " ".join(f"{state.st_ino}/{state.st_mtime_ns}/{state.st_size}" for state in states)
             part = stored.filter(pl.col("source") == source)
             if part.is_empty():
                 rows = read_month(home, series, FORECASTS, forecasts)
                 scores = read_month(home, series, LEDGER, ledger)
+                # Damaged now, sound when it was summed: what was computed then is still true.
                 if rows is None or scores is None:
                     part = stored.filter(pl.col("day").dt.strftime("%Y-%m.parquet") == name)
                 else:
                     part = day_sums(scored_rows(with_scale(rows), scores)).with_columns(source=pl.lit(source))
             parts.append(part)
         sums = pl.concat(parts).sort(KEY)
+        # Unchanged sums are not written: the page would take a new file for new scores.
         if not sums.equals(stored):
             write_bytes(folder / DAILY, month_bytes(folder / DAILY, sums))
     return sums
@@ -141,6 +145,8 @@ def record_by_day(sums: pl.DataFrame, series: SeriesId, now: datetime, *, live: 
         (model * reference).cum_sum().alias("mr"),
     )
     loss_days = int(days["steps"].to_numpy().max()) * series.seconds / 86_400
+    # An interval a day, each from the sums to that day: it holds at every day at once, so the curve may be
+    # read as it grows.
     bounds = [
         ratio_interval(count, *sums_to_day, loss_days=loss_days) or (None, None)
         for count, sums_to_day in enumerate(totals.rows(), 1)

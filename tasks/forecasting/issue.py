@@ -60,6 +60,8 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
                 reference = None
                 failures.append(failure(series, "forecast", error))
             rows = _forecast(model, scope, reference, shared)
+            # A replay over candles that the model has learnt from would look better than any forecast can
+            # be.
             learnt, issued_at = model.config.learnt_until, rows["issued_at"][0]
             if learnt and issued_at <= learnt:
                 raise MemberError(
@@ -78,12 +80,14 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
 
     # A thread per core: reading candles, computing columns and inference release the GIL.
     made = run_each([partial(made_by, champion) for champion in champions], workers=usable_cores())
+    # Threads end in any order; a run says the same each time.
     failures.sort(key=lambda failed: str(failed.series))
     issued = [pair for pair in made if isinstance(pair, tuple)]
     batch = {about.series: rows for about, rows in issued}
     stored, more = store_batch(scope.home, "forecasts", batch)
     return ForecastBatch(
         rows=sum(stored.values()),
+        # Rows that were there already count: a repeated command has nothing new, and nothing is missing.
         total_rows=sum(len(batch[series]) for series in stored),
         issued=tuple(about for about, _ in issued if about.series in stored),
         failures=(*failures, *more),
@@ -98,6 +102,7 @@ def served_model(champion: PackagedModel) -> ServedModel:
         MemberError: it is of another series by now.
     """
     model = read_packaged(champion.folder)
+    # The folder was listed before it was read; a publish may have replaced the tree in between.
     if model.series != champion.series:
         raise MemberError(
             f"{champion.series}: {champion.folder} has become the folder of {model.series}; run the command again",
@@ -114,6 +119,7 @@ def _check_clock(home: Path, series: SeriesId, issued_at: datetime) -> None:
     """
     now, closed = datetime.now(UTC), None
     with suppress(CpbError):  # damaged candles after the forecast are reported when they are read
+        # Only candles after the origin: the newest of them says what time it is at least.
         later = read_klines(home, series, since=issued_at, columns=["open_time"], confirmed=False)
         opened: datetime | None = later["open_time"].max()  # type: ignore[assignment]
         closed = opened and opened + timedelta(seconds=series.seconds)
@@ -150,6 +156,8 @@ class _CrossSections:
 
     def of(self, series: SeriesId) -> CrossSection | None:
         scope, key = self._scope, market_key(series)
+        # Under the lock while it is read: other threads would read the same coins again, which takes
+        # seconds.
         with self._lock:
             if key not in self._known:
                 found = newest_cross_sections(scope.home, [key], since=scope.since, as_of=scope.as_of)
@@ -245,5 +253,6 @@ def reference_of(model: ServedModel) -> Reference:
 
 def reference_prices(reference: Reference, series: Series, row: int, horizon: int) -> Array:
     """Return the reference's quantiles [19, H] of the closes after the candle in `row`, in prices."""
+    # Log-returns from the last close, back to prices: exp of a quantile is the quantile of exp.
     moves = reference_quantiles(reference, series, np.asarray([row]))[0, :horizon]
     return np.ascontiguousarray(series.prices[row, 3] * np.exp(moves).T)

@@ -69,6 +69,7 @@ class Line:
             "entries": [entry._asdict() for entry in self.entries],
             "previous": self.previous,
         }
+        # The hash is of these bytes, so the order of the fields and the separators never change.
         text = json.dumps(value, separators=(",", ":"))
         return f'{text[:-1]}{_TAIL}{hashlib.sha256(text.encode()).hexdigest()}"}}\n'.encode()
 
@@ -89,6 +90,7 @@ def parse_line(raw: bytes) -> Line:
     Raises:
         DamagedError: they are not the bytes written; the message is only the reason.
     """
+    # Before anything is parsed: of bytes that are not ours JSON may say anything.
     if raw[-_TAIL_BYTES:] != f'{_TAIL}{line_hash(raw)}"}}\n'.encode():
         raise DamagedError("its hash does not match its text")
     try:
@@ -98,6 +100,8 @@ def parse_line(raw: bytes) -> Line:
         is_valid = (
             line.kind in get_args(BatchKind)
             and isinstance(line.time, str)
+            # bool is an int for isinstance, and a hash can be made for any line: its fields are checked all
+            # the same.
             and all(type(e.rows) is int and e.rows >= 0 for e in entries)
         )
     except (ValueError, KeyError, TypeError):
@@ -123,11 +127,14 @@ def read_lines(path: Path) -> Iterator[Line]:
                 raise DamagedError(f"line {number} does not fit: {error}") from error
             if (line.number, line.previous) != (number, previous):
                 raise DamagedError(f"line {number} does not fit: it does not follow line {number - 1}")
+            # Texts of one format compare as times. A clock that was set back would let a replay count as
+            # live.
             if line.time < time:
                 raise DamagedError(
                     f"line {number} does not fit: its time, {line.time}, is before that of line {number - 1}, {time}"
                 )
             time = line.time
+            # The hash in the line, which `parse_line` has compared with its text.
             previous = raw[-_TAIL_BYTES + len(_TAIL) : -3].decode()
             yield line
 
@@ -152,6 +159,7 @@ def has_line(path: Path, line: bytes) -> bool:
         open_regular(path) as file,
         mmap(file.fileno(), 0, access=ACCESS_READ) as content,
     ):
+        # From the end: the line that is sought is nearly always the last.
         place = content.rfind(line)
         return place == 0 or (place > 0 and content[place - 1] == ord("\n"))
     return False
@@ -199,6 +207,7 @@ class Chain:
                 for entry in line.entries:
                     record = chain.files.setdefault(entry.file, FileRecord())
                     record.slices.append(Slice(line.number, entry.rows, entry.rows_sha256))
+                    # The newest line's: each batch rewrites its month.
                     record.file_sha256 = entry.file_sha256
         except FileNotFoundError:
             return None
@@ -221,6 +230,7 @@ class RowDigests:
 
     def __init__(self, rows: pl.DataFrame) -> None:
         has_added = ADDED_COLUMNS.keys() <= set(rows.columns)
+        # Digests of rows of an older version must stay as they are published: its columns, no more.
         rows = rows.with_columns((OF_BEFORE if has_added else pl.lit(value=True)).alias(_BEFORE))
         texts = [name for name, kind in rows.schema.items() if kind == pl.String]
         numbers = [name for name in rows.columns if name not in (*texts, _BEFORE)]
@@ -232,6 +242,8 @@ class RowDigests:
         lines = rows.select(pl.when(_BEFORE).then(without).otherwise(whole) + "\n").to_series()
         self._text = "".join(lines.to_list()).encode()
         self._text_ends = _ends(lines.str.len_bytes().to_numpy())
+        # One cast for all numbers: float64 holds times in µs and counts exactly, and a verifier in plain
+        # Python needs only struct.
         values = rows.select(
             pl.col(numbers).to_physical().cast(pl.Float64).fill_null(float("nan"))
         ).to_numpy()
@@ -239,6 +251,7 @@ class RowDigests:
         for place, name in enumerate(numbers):
             if name in ADDED_COLUMNS:
                 is_hashed[:, place] = ~rows[_BEFORE].to_numpy()
+        # A mask in row order flattens row by row, which is the canonical order.
         self._numbers = np.ascontiguousarray(values[is_hashed], "<f8").tobytes()
         self._number_ends = _ends(8 * is_hashed.sum(axis=1))
 
@@ -267,6 +280,7 @@ def first_misfit(rows: pl.DataFrame, slices: Iterable[Slice]) -> tuple[int, int]
     digests = RowDigests(rows)
     start = 0
     for part in slices:
+        # A month that lost rows at its end has no bytes to hash for its last slices.
         if start + part.rows > len(rows) or digests.of(start, start + part.rows) != part.rows_sha256:
             return start, part.line
         start += part.rows

@@ -75,6 +75,7 @@ TREES = (LEDGER, FORECASTS)
 def owner_of(name: str, market: str) -> tuple[SeriesId, Tree] | None:
     """Return the series and tree of a month file by its path below the market's home; None for any other path."""
     if match := MONTH_FILE.fullmatch(name):
+        # The path alone decides: a chain's line names a file before it is read.
         tree = next(tree for tree in TREES if tree.name == match[1])
         return SeriesId(market, match[4], match[3]), tree  # type: ignore[arg-type]
     return None
@@ -102,6 +103,7 @@ def read_months(
     A damaged file is skipped and logged once; the other months are still read.
     """
     first, last = f"{since:%Y-%m}" if since else "", f"{until:%Y-%m}" if until else "9999-12"
+    # Names sort as their months: no file outside of the bounds is opened.
     files = [file for file in month_files(series.folder(home, tree.name)) if first <= file.stem <= last]
     parts = [rows for file in files if (rows := read_month(home, series, tree, file)) is not None]
     frame = pl.concat([pl.DataFrame(schema=tree.schema), *parts])
@@ -145,6 +147,8 @@ def parse_rows(path: Path, schema: dict[str, Any], columns: list[str] | None = N
         columns: those to read; default all, which must then be exactly those of the schema.
     """
     try:
+        # Read whole, then parsed from memory: digest and rows are of the same bytes, whatever replaces the
+        # file meanwhile.
         content = read_regular(path)
         if not (start := _digest_start(content)) or content[start : start + 64] != _digest(
             path, content, start
@@ -170,6 +174,7 @@ def parse_rows(path: Path, schema: dict[str, Any], columns: list[str] | None = N
 def count_rows(path: Path) -> int:
     """Return the row count in a file's footer; -1 if the file is missing or damaged."""
     try:
+        # From the footer, without the digest: it decides only whether a month is worth reading.
         return int(
             pl.scan_parquet(path, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
         )
@@ -183,6 +188,7 @@ def month_bytes(path: Path, rows: pl.DataFrame) -> bytes:
     # Without statistics, which no reader uses: they are 6 kB of a file and a third of the time.
     rows.write_parquet(buffer, compression="zstd", statistics=False, metadata={_KEY: _BLANK.decode()})
     content = bytearray(buffer.getbuffer())
+    # The digest lies within the file: a separate file could be lost, or be of another state than its rows.
     start = _digest_start(content)
     content[start : start + 64] = _digest(path, content, start)
     return bytes(content)
@@ -191,6 +197,7 @@ def month_bytes(path: Path, rows: pl.DataFrame) -> bytes:
 def _digest_start(content: bytes | bytearray) -> int:
     """Return where the digest begins in a file's bytes; 0 if it has none."""
     footer = max(0, len(content) - _TAIL - int.from_bytes(content[-_TAIL:][:4], "little"))
+    # In the footer only: the mark may occur in the rows by chance.
     mark = content.rfind(_MARK, footer)
     return 0 if mark < 0 else mark + len(_MARK)
 
@@ -202,6 +209,7 @@ def _digest(path: Path, content: bytes | bytearray, start: int) -> bytes:
     """
     view = memoryview(content)
     digest = hashlib.sha256("/".join(path.parts[-4:]).encode())
+    # Three slices of one buffer: a file is not copied to be hashed.
     for part in (view[:start], _BLANK, view[start + 64 :]):
         digest.update(part)
     return digest.hexdigest().encode()
@@ -237,8 +245,10 @@ def latest(home: Path, series: SeriesId, until: datetime | None = None, version:
         if not rows.is_empty():
             newest = rows.filter(pl.col("issued_at") == pl.col("issued_at").max())
             shown = newest["model_version"][-1]
+            # A champion that was replaced within the hour leaves two forecasts of one candle.
             if newest["model_version"].n_unique() > 1:
                 with suppress(DamagedError):
+                    # The packaged model: the page shows the forecast of what serves now.
                     wanted = version or read_config(series.packaged(home)).model_version
                     shown = wanted if wanted in newest["model_version"] else shown
             return newest.filter(pl.col("model_version") == shown).sort("step")
@@ -260,6 +270,7 @@ def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = No
             continue
         first_steps = _issued_by(rows, until).filter(pl.col("step") == 1).select(*columns, live)
         issued = first_steps.sort("issued_at", maintain_order=True)
+        # Older months in front, so that `tail` cuts the oldest.
         shown = pl.concat([issued.unique("issued_at", keep="last", maintain_order=True), shown])
         if len(shown) >= limit:
             break

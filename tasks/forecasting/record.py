@@ -56,6 +56,7 @@ def score_due(home: Path, series: Sequence[SeriesId], now: datetime | None = Non
             failures.append(failure(s, "score", error))
     stored, more = store_batch(home, "scores", due)
     failures += more
+    # Also where nothing came due: days become complete by time alone.
     for market in dict.fromkeys(s.market for s in series):
         try:
             if series_with_forecasts(home, market):
@@ -97,6 +98,8 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
     before = read_summary(home, market)
     # a replay with an earlier as-of must not remove days scored since
     moment = max(now or datetime.now(UTC), before.made_at if before else datetime.min.replace(tzinfo=UTC))
+    # All series of the market: the pooled figures are over every coin that was ever forecast, not over
+    # those asked for.
     sums = [
         daily_sums(home, s).with_columns(symbol=pl.lit(s.symbol), timeframe=pl.lit(s.timeframe))
         for s in stored_series(home, LEDGER.name)
@@ -105,8 +108,11 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
     entries: list[LedgerEntry] = []
     for (timeframe,), rows in pl.concat(sums).group_by("timeframe", maintain_order=True) if sums else ():
         ended = pl.col("day").cast(pl.Datetime("us", "UTC")) + timedelta(days=1)
+        # The last forecast of a day comes true a horizon after its end; before that the day's sums would
+        # still change.
         last = ended + pl.duration(seconds=pl.col("horizon") * INTERVAL_SECONDS[str(timeframe)])
         for names, part in _groups(rows.with_columns(complete=last <= moment)):
+            # Apart: a replay knew, or could have known, what came.
             for live in (True, False):
                 shown = part.filter(pl.col("live") == live)
                 if not shown.is_empty():
@@ -143,13 +149,17 @@ def _groups(sums: pl.DataFrame) -> Iterator[tuple[dict[str, str], pl.DataFrame]]
 def _entry(sums: pl.DataFrame, **names: str | bool) -> LedgerEntry:
     single_coin = names["kind"] in ("series", "version")
     total = sums.select(cs.numeric()).sum().row(0, named=True)
+    # Over several coins in units of each coin's own volatility: else the loudest coin would decide.
     names_of = ("paired_{}", "ref_{}") if single_coin else ("scaled_{}", "scaled_ref_{}")
     losses = [name.format("crps") for name in names_of]
     tail, ref_tail = (total[name.format("tail")] for name in names_of)
     complete = sums.filter(pl.col("complete"), pl.col("ref_rows") > 0)
     days = complete.group_by("day", maintain_order=True).agg(pl.col(losses).sum()).sort("day")
+    # Only days of which both have scores: the interval is of a ratio of paired sums.
     model, reference = days.select(losses).to_numpy().T
     horizon = int(sums["horizon"].to_numpy().max(initial=0))
+    # From five sums, so that a daily reading costs nothing; `loss_days`: losses of overlapping horizons
+    # share information.
     low, high = ratio_interval(
         len(days),
         float(model.sum()),

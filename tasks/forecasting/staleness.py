@@ -62,6 +62,7 @@ def newest_close(home: Path, series: SeriesId, now: datetime | None = None) -> t
         return None
     since = month - timedelta(days=32)  # the newest month may have no candle closed by `now` yet
     try:
+        # Twice: with and without provisional candles. A newer candle in the second came from the REST API.
         confirmed, newest = (
             read_klines(home, series, since=since, as_of=now, columns=["open_time"], confirmed=confirmed)
             .select(pl.col("open_time").max())
@@ -94,6 +95,7 @@ def find_stale(
     now = now or datetime.now(UTC)
     real = [s for s in series if s.market != SIM and s.timeframe in INTERVAL_SECONDS]
     newest = {s: close for s in real if (close := read_close(home, s, *until))}
+    # Compared with the market's newest coin: one coin that stands behind the others has stopped trading.
     stale: list[Stale] = []
     for s, (closed, live) in newest.items():
         leader = max(close for other, (close, _) in newest.items() if other.market == s.market)
@@ -104,6 +106,7 @@ def find_stale(
         oldest = (now if live else day) - INTERVALS_ALLOWED * timedelta(seconds=s.seconds) - grace
         if closed < oldest:
             stale.append(Stale(s, "candle", closed, now - closed))
+        # One finding a series: a forecast from old candles is old for that reason.
         elif (issued := read_forecast(home, s, *until)["issued_at"].max()) and issued < oldest:  # type: ignore[operator]
             stale.append(Stale(s, "forecast", issued, now - issued))  # type: ignore[arg-type, operator]
     return stale
@@ -111,6 +114,7 @@ def find_stale(
 
 def newest_month(home: Path, series: SeriesId, until: datetime | None) -> datetime | None:
     """Return the start of the newest stored month of candles (not after `until`): older months need not be read."""
+    # Names of months compare as texts; `9999-12` is after each.
     last = f"{until:%Y-%m}" if until else "9999-12"
     months = [f.stem for f in series.folder(home, "klines").glob("????-??.parquet") if f.stem <= last]
     return datetime.strptime(max(months), "%Y-%m").replace(tzinfo=UTC) if months else None

@@ -99,6 +99,8 @@ def follow(watch: SeriesWatch | None, model: ServedModel, reference: Reference) 
     """
     version, recipe, crps = model.model_version, str(recipe_of(model.config)), (0.0,) * reference.horizon
     promises, weights = {version: reference.promised}, {version: model.weights_sha256}
+    # A new beginning where earlier evidence is not about this model: none, another recipe or horizon, or
+    # other weights under its name.
     if (
         watch is None
         or watch.recipe != recipe
@@ -114,6 +116,7 @@ def follow(watch: SeriesWatch | None, model: ServedModel, reference: Reference) 
             crps=crps,
         )
     last = watch.model_version
+    # Two versions at most: forecasts of older ones were scored long before.
     promises = watch.promises if last == version else {last: watch.promises[last], **promises}
     weights = {name: sha256 for name, sha256 in watch.weights.items() if name in promises} | weights
     return watch.model_copy(update={"model_version": version, "promises": promises, "weights": weights})
@@ -131,6 +134,7 @@ def update(watch: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     new = rows.filter(pl.col("model_version").is_in(list(watch.promises)), ~is_another).sort("issued_at")
     if watch.taken_to is not None:
         new = new.filter(pl.col("issued_at") > watch.taken_to)
+    # One bet a candle: a repeated forecast would count the same close twice.
     new = new.unique("issued_at", keep="last", maintain_order=True)
     if new.is_empty():
         return watch
@@ -143,6 +147,7 @@ def update(watch: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
             {band: not row[f"{whose}covered_{band}_step_1"] for band in BANDS} for whose in ("", "ref_")
         )
         outcome = Outcome(missed, ref_missed, row["crps"], row["ref_crps"], row["ref_width"])
+        # What the test span promised, each version its own: a refresh may be narrower than the one before.
         limit = limits(coverage, ratio, promise.reference_coverage_step_1 if promise else None)
         capital.update(outcome, limit, watch.series.seconds)
     return watch.model_copy(
@@ -163,6 +168,7 @@ def judge(watch: SeriesWatch, now: datetime) -> SeriesWatch:
     """
     evidence = evidence_of(watch)
     total = sum(evidence.values())
+    # Two thresholds: evidence that wavers around one would raise an alarm every other hour.
     drifted = total >= ALARM or (watch.state == "drifted" and total >= RECOVERED)
     reason = ""
     if drifted or total >= NOTICEABLE:
@@ -173,6 +179,7 @@ def judge(watch: SeriesWatch, now: datetime) -> SeriesWatch:
             f"evidence {total:.1f}, an alarm from {ALARM:.0f}"
         )
     state: State = "drifted" if drifted else "watch" if reason else "fine"
+    # The first time of this alarm stays, however often it is checked.
     since = (watch.since or now) if drifted else None
     return watch.model_copy(update={"state": state, "reason": reason, "since": since})
 

@@ -184,6 +184,7 @@ def model_card(
     Raises:
         DamagedError: a champion's `config.json` is not valid.
     """
+    # All of one market, so the first stands for the words about prices and data.
     first = champions[0].series
     market = _market(first.market)
     try:
@@ -279,11 +280,13 @@ _SEAL_LENGTH = len(_seal(""))
 
 def verdict(champions: Sequence[Champion]) -> str:
     """Return the overall finding in plain sentences, from the champions' own test scores."""
+    # From the champions' own figures: a card must not claim more than its table shows.
     scored = [c for c in champions if "test_crps_ratio" in c.metrics]
     if not scored:
         return "Not judged: these models carry no test scores. Treat them as untested."
     ratios = [c.metrics["test_crps_ratio"] for c in scored]
     findings = [_finding(c) for c in scored]
+    # The median: one coin with a tiny reference would move a mean.
     middle = median(ratios)
     size = f"{100 * abs(1 - middle):.1f} % {'lower' if middle < 1 else 'higher'} than the random walk's"
     return (
@@ -310,6 +313,7 @@ def _names(champions: Sequence[Champion]) -> list[str]:
 
 def _row(champion: Champion, name: str) -> list[str]:
     config = read_config(champion.folder)
+    # A dash for verdicts of other programs: the card repeats no text that it does not know.
     finding = _FINDINGS.get(_finding(champion), "–")
     spans = (config.bounds.get("test", ()), config.training_span)
     return [

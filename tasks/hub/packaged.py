@@ -34,6 +34,7 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
         CpbError: that is so, and the folder has no models; (code `OTHER`) the store is not the home's.
     """
     failures = list[Failure]()
+    # Before anything is read: a kill between two renames may have left the old tree under another name.
     recover_folder(tree_of(home, "hub", market))
     try:
         with store_errors():
@@ -49,6 +50,8 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
                 lost = lost_champions(store, versions)
                 failures = [Failure.of(SeriesId.parse(error.field), "forecast", error) for error in lost]
     except (CpbError, OSError) as error:
+        # A forecast an hour is worth more than the newest champion: what is packaged goes on, unless it may
+        # be of another store.
         models = packaged_models(home, market)
         if not models or getattr(error, "code", "") == OTHER:
             raise
@@ -72,6 +75,7 @@ def registered_weights(
 
 def _weights_of_files(store: Store, series: SeriesId, version: "ModelVersion") -> str:
     """Return the sha256 of the weights of a version that a person registered; "" if they cannot be read."""
+    # Such a version records no digests: the file itself has to say.
     champion = registered(store, series, str(version.version))
     with suppress(OSError):
         return champion.digests.get(WEIGHTS) or file_digest(champion.folder / WEIGHTS) if champion else ""
@@ -101,6 +105,7 @@ def registry_differences(home: Path, market: str, store: Store) -> Iterator[Diff
     wanted, lost = registered_weights(store, versions), not_registered(store, home, (market,))
     for series in sorted(packaged.keys() | wanted.keys()):
         model, (version, weights) = packaged.get(series), wanted.get(series, ("", ""))
+        # Not packaged, though it serves: unless it is damaged, which is reported with its files.
         if model is None:
             champion = registered(store, series, str(versions[series].version))
             if champion is None or champion.damage:  # told where files are checked, and never packaged
@@ -108,6 +113,7 @@ def registry_differences(home: Path, market: str, store: Store) -> Iterator[Diff
             reason = f"the champion {version} is not packaged"
         elif not model.model_version or (model.model_version, model.weights_sha256) == (version, weights):
             continue  # a damaged config is told where files are checked
+        # The same name with other weights: the store began anew, or is an older backup.
         elif model.model_version == version:
             reason = (
                 f"{version} is packaged with the weights {model.weights_sha256[:12]}…, and registered with "
@@ -134,6 +140,7 @@ def _is_current(home: Path, market: str, wanted: Mapping[SeriesId, tuple[str, st
     """
     tree = tree_of(home, "hub", market)
     try:
+        # Without an intact list nothing says that the files are whole: the folder is written anew.
         sums = read_sums(tree)
     except (OSError, DamagedError):
         return False
@@ -141,6 +148,7 @@ def _is_current(home: Path, market: str, wanted: Mapping[SeriesId, tuple[str, st
     folders = {model.folder for model in models}
     files = {tree / name: digest for name, digest in sums.items() if (tree / name).parent in folders}
     packaged = {model.series: (model.model_version, model.weights_sha256) for model in models}
+    # Weights are hashed at each forecast: some ms a model, against forecasting with a flipped bit.
     return packaged == wanted and not any(digest_fault(path, digest) for path, digest in files.items())
 
 
@@ -163,6 +171,7 @@ def package(home: Path, market: str, repo: str | None = None) -> tuple[Path, lis
             model.weights_sha256[:12],
         )
     for champion in (in_registry := champions(store, market=market)):
+        # One damaged champion must not keep all others from being packaged.
         try:
             champion.check()
             intact.append(champion)

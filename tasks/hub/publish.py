@@ -113,6 +113,8 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
     from huggingface_hub import CommitOperationAdd
 
     api.create_repo(repo, exist_ok=True)  # passes where a token may only write to the existing repository
+    # The parent is read in each attempt: a commit in between makes it stale, and the chain is compared
+    # anew.
     repository = api.model_info(repo)
     parent, there = repository.sha, [file.rfilename for file in repository.siblings or ()]
     with TemporaryDirectory() as folder:
@@ -138,6 +140,8 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
         for path in sorted(tree.rglob("*"))
         if path.is_file()
     ]
+    # All files in one commit: a reader never finds a card without its models. Unchanged files are
+    # recognised by the Hub.
     done = api.create_commit(repo, additions, commit_message=_MESSAGE, parent_commit=parent)
     return Published(repo, done.oid, done.commit_url, sent=done.oid != parent)
 

@@ -82,6 +82,8 @@ def write_record(
     for name, record in chain.files.items():
         place = rows_name(name)
         stored, copy = market_home(home, market) / name, old / place
+        # Three facts: the chain says the same of the month, the stored file is that one, and the copy is as
+        # it was listed.
         is_same = before.files.get(name) == record and not digest_fault(stored, record.file_sha256)
         if is_same and place in sums and not digest_fault(copy, sums[place]):
             keep(place)
@@ -92,6 +94,7 @@ def write_record(
             report(Failure.of(None, "publish", error))
             keep(place)
             is_whole = is_whole and before.files.get(name) == record
+    # The published record as a whole, never a mixture: its chain must fit its rows.
     if not is_whole:
         for place in (CHAIN, *map(rows_name, chain.files)):
             (target / place).unlink(missing_ok=True)
@@ -155,6 +158,7 @@ def _json_lines(home: Path, market: str, name: str, record: FileRecord) -> bytes
             f"{way_back(home, market, name)}",
             field=name,
         ) from None
+    # Rows that differ from the chain are never published: a verifier would call the record forged.
     if misfit := first_misfit(rows, record.slices):
         raise DamagedError(f"row {misfit[0] + 1} of {name} is not the row of the chain: see `cpb verify`")
     lines = io.BytesIO()

@@ -88,10 +88,14 @@ def restore_record(
             shutil.copy2(path, copy)
 
     with record_lock(home, market):
+        # Under the record's lock alone: the chain's lock would refuse a home whose chain is lost, which is
+        # why this runs.
         before = stored.read_bytes() if stored.is_file() else b""
         if set_aside:
             lines: bytes | None = data
         else:
+            # A stored chain that goes on from the published one is kept: its newest lines are published
+            # nowhere.
             lines = before if before.startswith(data) else merged_chain(before, data)
         if lines is None:
             raise CpbError(
@@ -108,6 +112,7 @@ def restore_record(
             done.lines = len(set(lines.splitlines()) - set(before.splitlines()))
             if not lines.startswith(before):
                 keep(stored)
+            # The chain first: after a kill the months that are missing are found by it again.
             write_bytes(stored, lines)
         try:
             complete_pending(home, market)
@@ -121,6 +126,7 @@ def restore_record(
                 continue
             path = base / name
             fault = _misfit(path, owner[1], record)
+            # An intact month stays byte for byte, also where the published copy is older.
             if not fault:
                 continue
             try:
@@ -201,6 +207,7 @@ def _published_rows(folder: Path, name: str, tree: Tree, record: FileRecord) -> 
     place = rows_name(name)
     try:
         with open_regular(folder / place) as packed, gzip.GzipFile(fileobj=packed) as file:
+            # Bounded, since the folder came from elsewhere: a small file may unpack to any size.
             content = file.read(_ROW_BYTES * record.rows)
         # A column that the rows of an older version lack is null.
         schema = pl.Schema(tree.schema)

@@ -73,10 +73,12 @@ def build_tree(
         raise CpbError(
             "there is no champion to publish yet; train first, as in `cpb train-all`", code="no-champion"
         )
+    # All before anything is written: half a tree is never begun.
     for champion in models:
         champion.check()
     recover_folder(folder)
     check_replaceable(folder)
+    # A fixed order, so that the same champions give the same bytes and nothing is sent twice.
     ordered = sorted(models, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
     with _said_if_full(folder), new_folder(folder) as draft:
         for champion in ordered:
@@ -84,11 +86,13 @@ def build_tree(
         wheel = light_wheel()
         write_bytes(draft / wheel.name, wheel.data)
         sums: dict[str, str] = {}
+        # Without the list of the old tree its record is made anew, which costs time and nothing else.
         with suppress(OSError, DamagedError):
             sums = read_sums(folder)
         if home:
             write_record(home, models[0].series.market, draft, folder, sums, report)
         write_published_results(draft / RESULTS, ordered[0].series.market, ordered)
+        # After the record: the card says how to check it only where it is there.
         card = model_card(
             ordered,
             repo or "USER/NAME",
@@ -132,6 +136,7 @@ def read_sums(tree: Path) -> dict[str, str]:
         FileNotFoundError: the list does not exist.
         DamagedError: the list is not in the format of `sha256sum`.
     """
+    # The last line ends with a line break: a list that was cut off is none.
     *lines, end = read_regular(tree / SUMS).decode(errors="replace").split("\n")
     matches = [_SUM.fullmatch(line) for line in lines]
     if not lines or end or not all(matches):
@@ -160,6 +165,7 @@ def _copy_model(champion: Champion, target: Path) -> None:
         source = champion.folder / name
         if not source.is_file():
             continue
+        # Scores and pictures beside intact weights: worth a warning, no reason to withhold the model.
         if file_digest(source) != champion.digests.get(name, file_digest(source)):
             log.warning(
                 "%s is damaged and not published; %s itself is intact", source, champion.model_version
@@ -173,6 +179,7 @@ def check_replaceable(folder: Path) -> None:
     if not folder.exists() and not folder.is_symlink():
         return
     there = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    # A person's file in this folder would go with the old tree.
     foreign = next((p for p in there if p.is_symlink() or not (p.is_dir() or _is_tree_file(folder, p))), None)
     if foreign is not None:
         raise CpbError(
@@ -212,6 +219,7 @@ def tree_faults(tree: Path) -> dict[str, str]:
         return {SUMS: "it is missing"}
     except (DamagedError, OSError) as error:
         return {SUMS: str(error)}
+    # What the list does not name was put there by others: told, too.
     there = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
     unlisted = dict.fromkeys(sorted(there - sums.keys() - {SUMS}), f"{SUMS} does not list it")
     return {SUMS: ""} | {name: digest_fault(tree / name, digest) for name, digest in sums.items()} | unlisted

@@ -77,6 +77,7 @@ def open_contest(spec: BacktestSpec) -> Contest:
             code="gate",
             field="architectures",
         )
+    # The champions' recipe is trained once more in any case: its models of today have seen the folds.
     trained_as = next((name for name, recipe in planned.items() if recipe == incumbent), None)
     if trained_as:
         return Contest(submitted, fleets, incumbent, trained_as, coins, None)
@@ -94,6 +95,7 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
     Raises:
         UsageError: no recipe could pass: the test spans are too short, or too few of the champions' coins have folds.
     """
+    # Folds of all coins share their bounds: one span a fold.
     spans = list({fold.fold: fold.bounds for fold in folds}.values())
     (timeframe,) = spec.intervals
     _check_length(spans, timeframe)
@@ -204,6 +206,7 @@ def decide(
 
 
 def _check_length(spans: Sequence[SplitBounds], timeframe: str) -> None:
+    # Checked on the plan: an hour of training for a backtest that is too short to pass would be wasted.
     days = sum((bounds.test[1] - bounds.test[0]).total_seconds() for bounds in spans) / 86_400
     least = min_days(INTERVAL_SECONDS[timeframe])
     if days < least:
@@ -217,6 +220,7 @@ def _check_length(spans: Sequence[SplitBounds], timeframe: str) -> None:
 
 def _check_coins(contest: Contest, folds: Sequence[FoldSeries]) -> None:
     present, served = {fold.id for fold in folds}, len(contest.served)
+    # A recipe that was better on a few coins has not shown anything about the others that it would serve.
     if not _covers(sum(series in present for series in contest.served), contest):
         missing = [series.symbol for series in contest.served if series not in present]
         raise UsageError(

@@ -39,6 +39,7 @@ def served(market: str | None = None) -> list[Served]:
     newest = newest_decisions(store)
     serving = champions(store, market=market)
     if market is None:
+        # Simulated champions among real ones would be taken for real ones.
         serving = [champion for champion in serving if champion.series.market != SIM] or serving
     return [Served(champion, newest.get(champion.series), decision_in(champion.tags)) for champion in serving]
 
@@ -62,6 +63,7 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
         )
     store = open_store(create=False)
     with promotion_lock(home, series.market):
+        # Looked up under the lock: a night may be moving the same alias.
         aliases = aliases_of(store, series)
         if aliases is None:
             raise UsageError(
@@ -72,6 +74,8 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
         wanted = _chosen(store, series, version, aliases)
         before = registered(store, series, aliases[ALIAS]) if ALIAS in aliases else None
         text = reason.strip()
+        # The reason is kept also where nothing moves: whoever reads the decisions later sees that a person
+        # has looked at it.
         if same := before is not None and before.version == wanted.version:
             text = f"it was the champion already ({text})"
         ruling = GateDecision("unchanged" if same else "forced", "by-hand", text)
@@ -85,6 +89,7 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
 
 
 def _chosen(store: Store, series: SeriesId, version: str, aliases: dict[str, str]) -> Champion:
+    # The alias is resolved here, so that the decision names the version and not a word that moves.
     number = aliases.get(PREVIOUS, "") if version == PREVIOUS else version
     chosen = registered(store, series, number) if number.isdecimal() else None
     if chosen is None:
@@ -94,5 +99,6 @@ def _chosen(store: Store, series: SeriesId, version: str, aliases: dict[str, str
             code="no-version",
             field="version",
         )
+    # A damaged version would forecast nothing: refused here, not at the next forecast.
     chosen.check()
     return chosen

@@ -113,6 +113,7 @@ class Losses:
 
 def compare(candidate: Losses, incumbent: Losses, *, horizon: int, step_us: int) -> Compared | None:
     """Return the comparison of two models on their common origins; None if there are none."""
+    # Paired: the same origins for both, so that a calm or stormy week counts for neither.
     times, i, j = np.intersect1d(candidate.times, incumbent.times, return_indices=True)
     if len(times) == 0:
         return None
@@ -128,6 +129,7 @@ def _origins(series: Series, model: cpbmodels.Member, candidate: GateModel) -> N
     assert candidate.tested_until is not None
     span = candidate.tested_from, candidate.tested_until
     edges = np.searchsorted(series.times, [round(t.timestamp() * 1e6) for t in span])
+    # All targets before the end of the span: the candidate was stopped by candles after it.
     rows = np.flatnonzero(series.usable(model.context, model.horizon))
     return rows[(rows >= edges[0]) & (rows + model.horizon < edges[1])].astype(np.int64)
 
@@ -136,6 +138,8 @@ def _losses(series: Series, forecast: cpbmodels.Prediction) -> Losses:
     assert series.times is not None
     # Rounded like the forecasts that judging scored, so that a model compared with itself gives a ratio of 1.
     quantiles = forecast.quantiles.astype(np.float32).astype(np.float64)
+    # CRPS = 2 ∫ pinball over quantile levels: the mean over 19 equally spaced levels approximates the
+    # integral.
     truth = realised(series, forecast.origins, quantiles.shape[1])
     return Losses(series.times[forecast.origins], 2 * pinball(quantiles, truth).mean(axis=(1, 2)))
 
@@ -156,6 +160,7 @@ class LossTable:
             if self._key(registered) not in self._losses
         ]
         records = {candidate.model.series: candidate.judgement.features for _, candidate in todo}
+        # In parts, since each holds features and forecasts of its series in memory.
         for first in range(0, len(todo), _AT_ONCE):
             self._predict(todo[first : first + _AT_ONCE], records)
 
@@ -175,6 +180,8 @@ class LossTable:
             series = self._read(features)
             try:
                 model = cpbmodels.load(registered.folder)
+                # What coins share is computed of all coins of the run once, and serves every model that
+                # reads it.
                 if NO_MARKET in model.config["features"]:
                     shared = market_key(features.series)
                     if shared not in self._cross_sections:
@@ -192,6 +199,7 @@ class LossTable:
             origins.append(_origins(series, model, candidate.model))
         forecasts = predict_each(models, all_series, origins) if models else []
         for key, series, forecast in zip(keys, all_series, forecasts, strict=True):
+            # A model whose folder is whole may still refuse, as with a forecast that is not finite.
             if isinstance(forecast, cpbmodels.ModelError):
                 self._losses[key] = DamagedError(str(forecast))
             else:
@@ -214,6 +222,7 @@ class LossTable:
     def compared(self, candidate: TrainedCandidate, incumbent: GateModel) -> Compared | DamagedError | None:
         """Compare on the origins that are in tonight's test span and in the incumbent's."""
         candidate_losses, incumbent_losses = self.losses_of(candidate), self.losses_of(incumbent)
+        # Only the incumbent's damage is told here: the caller has looked at the candidate's own.
         if isinstance(candidate_losses, DamagedError) or isinstance(incumbent_losses, DamagedError):
             return incumbent_losses if isinstance(incumbent_losses, DamagedError) else None
         # A model whose folder does not record its spans may have been trained on these rows, which flatters it.

@@ -59,10 +59,13 @@ def promote_candidate(
     The span of a backtest that chose its recipe is marked on it, and on its refreshes as long as their own test span
     overlaps it.
     """
+    # The span on which a recipe was chosen makes its figures look better than they are: it is marked until
+    # the test span has moved past it.
     evidence = decision.backtest
     chosen = f"{evidence.first:%Y-%m-%d}/{evidence.last:%Y-%m-%d}" if evidence else ""
     if before and registered_model(before).recipe == candidate.model.recipe:
         chosen = before.tags.get(SELECTED, "")
+    # ISO dates compare as texts.
     tested = candidate.model.tested_from
     overlaps = chosen and (tested is None or f"{tested:%Y-%m-%d}" <= chosen.rpartition("/")[2])
     selected = {SELECTED: chosen} if overlaps else {}
@@ -89,6 +92,7 @@ def _promote(store: Store, version: "ModelVersion", decision: Decision) -> Decis
     number = {"version_number": str(version.version)}
     candidate = decision.candidate and decision.candidate.model_copy(update=number)
     decision = decision.model_copy(update=number | {"candidate": candidate})
+    # In this order: an alias without a decision on its version would be taken for one that a person moved.
     _tag(store, version, DECISION, decision_text(decision))
     succeed(store, version)
     keep_decision(store, decision)
@@ -101,12 +105,15 @@ def _tag(store: Store, version: "ModelVersion | Champion", name: str, value: str
 
 def record_fleet(store: Store, champion: Champion, candidate: TrainedCandidate) -> None:
     """Record on a champion's version what makes its recipe, unless it says that; `candidate` is of the same recipe."""
+    # Never over what the version says already: that is what trained these very weights.
     if recorded_fleet(champion.tags) is None:
         _tag(store, champion, FLEET_SPEC, candidate.judgement.fleet.model_dump_json())
 
 
 def retire(store: Store, champion: Champion, decision: Decision) -> None:
     """Remove the alias from a champion as decided; its version stays registered."""
+    # Before the alias goes: a kill in between leaves a champion with the reason that it is about to lose
+    # it, and the next night does it again.
     _tag(store, champion, DECISION, decision_text(decision))
     store.client.delete_registered_model_alias(champion.name, ALIAS)
     keep_decision(store, decision)

@@ -73,6 +73,7 @@ def decide_night(
             by_timeframe[judgement.model.series.timeframe].append(trained_candidate(judgement, force))
     losses = LossTable(partial(read_features, home))
     series = [judgement.model.series for fleet in fleets for judgement in fleet.judgements]
+    # One market a run: its lock, its ledger and its registry's names are the market's own.
     markets = {series.market for series in [*series, *(record.series for record in stopped)]}
     if not markets:
         return ()
@@ -80,6 +81,8 @@ def decide_night(
     store = open_store()
     decisions: list[Decision] = []
     with promotion_lock(home, market):
+        # All champions, also of coins that this run has not trained: the recipe that serves most of them is
+        # what a new coin gets.
         served = champions(store, market=market) if by_timeframe else []
         for timeframe, candidates in by_timeframe.items():
             serving = {
@@ -114,15 +117,19 @@ def decide_timeframe(
         serving: its champions before.
         switched: by recipe that has lost a backtest, the switch to the recipe that won.
     """
+    # Ranked over all coins together: one coin's validation span is too short to tell recipes apart.
     states = _states(candidates, serving)
     validation: dict[Recipe, dict[SeriesId, float]] = defaultdict(dict)
     for state in states.values():
         for recipe, model in state.models.items():
             validation[recipe][state.series] = model.validation
     order = gate.rank(validation) if validation else {}
+    # Damaged champions do not count: a recipe is not followed for models that cannot be read.
     incumbents = {s: states[s].incumbent if s in states else registered_model(c) for s, c in serving.items()}
     sound = [model.recipe for model in incumbents.values() if model and not model.damage]
 
+    # First everything that needs no forecast of the incumbent: the comparisons that are left are predicted
+    # in one batch, in which the device works for all coins at once.
     to_compare: list[tuple[SeriesState, TrainedCandidate, GateModel]] = []
     for state in states.values():
         incumbent = state.incumbent
@@ -130,12 +137,17 @@ def decide_timeframe(
             _first(state, order, sound, "first", "it has no champion")
         elif incumbent.damage:
             _replace_damaged(state, order, sound, incumbent, incumbent.damage)
+        # A switch goes before a refresh: the backtest has judged the recipes on years, a refresh looks at
+        # one test span.
         elif not _follow(state, incumbent, switched):
             best = gate.choose_successor(incumbent, state.models, order)
             if best is None:
                 state.ruling = _no_candidate(state, incumbent, order)
+            # The same candles or run again, or a rule that needs no figures: nothing is to be compared.
             elif early := gate.unchanged(best, incumbent) or gate.refused(best, incumbent):
                 state.ruling = early
+            # Older candles are refused above unless they were forced; their span says nothing
+            # about the incumbent's.
             elif gate.is_older(best, incumbent):
                 reason = f"{best.recipe} of older candles, forced: {best.forced}"
                 state.choose(best.recipe, GateDecision("forced", "older", reason))
@@ -145,6 +157,8 @@ def decide_timeframe(
     losses.predict([(candidate, incumbent) for _, candidate, incumbent in to_compare])
     for state, candidate, incumbent in to_compare:
         recipe = candidate.model.recipe
+        # The candidate's scores first: where they are damaged, the incumbent must not be replaced
+        # uncompared, as a damaged incumbent is.
         if isinstance(unread := losses.losses_of(candidate), DamagedError):
             reason = f"{recipe} was not considered: its scores cannot be read ({unread})"
             state.ruling = GateDecision("kept", "damaged", reason)
@@ -171,6 +185,7 @@ def _states(
         if series not in states:
             champion = serving.get(series)
             states[series] = SeriesState(series, champion, registered_model(champion) if champion else None)
+        # Kept as a note: the decision says why the run's other models were not considered.
         if stop := gate.ineligible(candidate.model):
             states[series].notes.append(stop)
         else:
@@ -182,6 +197,8 @@ def _first(
     state: SeriesState, order: Mapping[Recipe, float], sound: Iterable[Recipe], rule: str, why: str
 ) -> None:
     """Choose the run's best model for a series without a usable champion; `sound`: the recipes that serve others."""
+    # The recipe that serves most other coins, if this run has trained it: champions of one recipe can be
+    # trained and judged together.
     best = gate.choose_first(state.models, order, sound)
     if best is None:  # only classifiers, which do not forecast prices
         return
@@ -202,6 +219,8 @@ def _replace_damaged(
     damage: str,
 ) -> None:
     """Let any eligible model replace a damaged champion, which cannot forecast."""
+    # The model's recipe is in its configuration; where that is damaged too, architecture and preset in the
+    # registry must do.
     same = [
         r
         for r in state.candidates
@@ -217,6 +236,8 @@ def _replace_damaged(
         state.choose(best, GateDecision("refreshed", "damaged-incumbent", reason))
     else:
         _first(state, order, sound, "damaged-incumbent", f"the champion is damaged ({damage})")
+    # Damage lifts the comparison, but not the rules about candles and horizon: an older model would
+    # forecast what it has seen.
     if state.chosen and (stop := gate.refused(state.chosen.model, incumbent)):
         state.chosen, state.ruling = None, stop
     if state.ruling is None:
@@ -229,6 +250,7 @@ def _follow(state: SeriesState, incumbent: GateModel, switched: Mapping[Recipe, 
     switch = switched.get(incumbent.recipe)
     if switch is None or state.series.symbol not in switch.coins_to_follow:
         return False
+    # The winner may have lost another backtest since; its successor is the one to follow.
     switch = switch_to_follow(switch, switched)
     recipe = switch.recipes[0]
     model = state.models.get(recipe)
@@ -258,6 +280,7 @@ def _explain(state: SeriesState, order: Mapping[Recipe, float]) -> None:
     serving = state.chosen.model if state.chosen else state.incumbent
     best = next((recipe for recipe in order if recipe in state.candidates), None)
     if state.incumbent and serving and best and best != serving.recipe:
+        # A champion that this run has not trained has the validation figure of its own night.
         theirs = order.get(serving.recipe, serving.validation)
         if order[best] < theirs:
             figures = f"pooled validation CRPS ratio {order[best]:.4f} against {theirs:.4f}"
@@ -271,11 +294,15 @@ def _move(store: Store, state: SeriesState) -> Decision:
     """Move a series' aliases as ruled, and return the decision."""
     ruling, incumbent = state.ruling, state.incumbent
     assert ruling is not None
+    # The model that a reader expects in the record: the new champion, else the one it was compared with,
+    # else any of the run.
     same = state.candidates.get(incumbent.recipe) if incumbent else None
     best = state.chosen or same or next(iter(state.candidates.values()), None)
     decision = decided(state.series, ruling, incumbent, best.model.ref if best else None, state.backtest)
     if state.chosen:
         return promote_candidate(store, state.chosen, decision, state.champion)
+    # Versions of an older cpb do not say how they were made; now that the same recipe was trained, it is
+    # known.
     if state.champion and same:
         record_fleet(store, state.champion, same)
     keep_decision(store, decision)

@@ -21,6 +21,8 @@ def fleet_of(tags: Mapping[str, str]) -> FleetSpec:
     """
     recipe = tags.get(RECIPE) or "/".join(tags.get(name, "?") for name in ("architecture", "recipe"))
     refused = f"the champion's recipe {recipe} cannot be trained again, and goes on forecasting"
+    # The recorded options, planned anew by this release, must give the recorded recipe: a preset may have
+    # changed since.
     fleet = recorded_fleet(tags)
     if fleet is None:
         why = "its version does not say how it was trained; `cpb train-all` with its own options records it"
@@ -37,4 +39,5 @@ def why_another(fleet: FleetSpec, recipe: str) -> str:
         planned = planned_recipe(fleet)
     except cpbmodels.ModelError as error:
         return f"this release refuses its options ({str(error).rstrip('.')})"
+    # Compared as recipes, whose digest covers every option: equal words could hide another default.
     return "" if str(planned) == recipe else f"this release's preset {fleet.preset} gives {planned}"

@@ -75,8 +75,10 @@ def counted_before(home: Path, submission: Submission) -> int:
     """
     count = 0
     for earlier in submissions(home, submission.market, submission.timeframe):
+        # Records are read in the order of their numbers, so all before it were named earlier.
         if earlier.digest == submission.digest:
             break
+        # Spans that touch in a single day overlap: the same luck may have picked both.
         count += earlier.count if earlier.first < submission.last and submission.first < earlier.last else 0
     for path in register_files(home, submission.market, submission.timeframe):
         name = _NAME.fullmatch(path.name)
@@ -88,6 +90,7 @@ def counted_before(home: Path, submission: Submission) -> int:
 def register_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
     """Return the files of the register of a timeframe, or of all, oldest first; other files are ignored."""
     paths = _folder(home, market, "").parent.glob(f"interval={timeframe}/*.json")
+    # Sorted by number, not as text: 1000 follows 999.
     named = ((path, _NAME.fullmatch(path.name)) for path in paths)
     return [path for _, path in sorted((int(name["number"]), path) for path, name in named if name)]
 

@@ -72,6 +72,8 @@ def replaced_recipes(home: Path, market: str, timeframe: str) -> dict[Recipe, Sw
     lost: dict[Recipe, Switch] = {}
     for switch in switches(home, market, timeframe):
         winner, loser = switch.recipes
+        # In the order of time: a recipe that wins back is nobody's loser any more, and its own earlier loss
+        # is void.
         lost[loser] = switch
         lost.pop(winner, None)
     return lost
@@ -83,6 +85,7 @@ def switch_to_follow(switch: Switch, switched: Mapping[Recipe, Switch]) -> Switc
     Args:
         switched: as of `replaced_recipes`.
     """
+    # Ends, since a recipe that won last is in no entry of `switched`.
     while after := switched.get(switch.recipes[0]):
         switch = after
     return switch
@@ -100,6 +103,7 @@ def fleet_to_follow(switch: Switch) -> FleetSpec:
         raise UsageError(
             f"{refused}: its switch does not say how; repeat `cpb backtest --gate`", code=UNKNOWN
         )
+    # Coins would otherwise wait for a recipe that no night can train, without a word.
     if why := why_another(switch.fleet, recipe):
         raise UsageError(f"{refused}: {why}; repeat `cpb backtest --gate`", code=UNKNOWN)
     return switch.fleet

@@ -75,6 +75,8 @@ def archive_folder() -> Path | None:
             code="keep",
             field=KEEP,
         )
+    # The database is copied through SQLite, and found again by its place in the home: a server's is neither
+    # here nor copied.
     database = sqlite_path(tracking_uri())
     if database is None or not database.is_relative_to(here):
         raise UsageError(
@@ -107,6 +109,7 @@ class Keeper:
         if not self._folder:
             return
         with self._one_at_a_time:
+            # One that was begun after this fleet asked has all of it; one begun earlier may not.
             if self._begun > asked:
                 return
             self._begun = time.monotonic()
@@ -138,6 +141,7 @@ def archive(folder: Path, place: Path) -> Path:
         path = folder / f"cpb-{record.store_id}-{stamp}.tar.gz"
         with replacing(path) as draft, tarfile.open(draft, "w:gz", compresslevel=1) as target:
             _fill(target, place)
+        # After the new one is in place: a full disk never leaves fewer archives than before.
         for old in (*archives(folder, record.store_id)[ARCHIVES:], *_left(folder, record.store_id)):
             old.unlink(missing_ok=True)
         return path
@@ -174,15 +178,18 @@ def restore(place: Path, *folders: Path) -> Path | None:
         return None
     found = [path for folder in folders if folder.is_dir() for path in archives(folder)]
     found.sort(key=lambda path: path.name.rpartition("-")[2], reverse=True)
+    # MLflow's database holds absolute paths, so an archive serves only where its home was.
     places = {path: _place_of(path) for path in found}
     for path in found:
         if places[path] not in ("", str(place)):
             continue
+        # Read to its end before anything is written: unpacking a part would leave half a home.
         if fault := _fault(path) or ("" if places[path] else "it does not say of which home it is"):
             log.warning("%s is not whole (%s); the one before it is taken", path, fault)
             continue
         with new_folder(place) as draft:
             with tarfile.open(path, "r:gz") as source:
+                # The filter refuses links, devices and paths that lead out of the folder.
                 source.extractall(draft, filter="data")
             (draft / PLACE).unlink()
         return path
@@ -203,6 +210,7 @@ def restore(place: Path, *folders: Path) -> Path | None:
 
 def _fill(target: tarfile.TarFile, place: Path) -> None:
     databases = [path for path in _files(place) if _is_database(path)]
+    # The journals of a database belong to its live file; the copy has what they held.
     beside = {Path(f"{path}{suffix}") for path in databases for suffix in _BESIDE_DATABASE}
     with tempfile.TemporaryDirectory() as folder:
         of = Path(folder) / PLACE
@@ -247,6 +255,7 @@ def _folders(place: Path) -> Iterator[tuple[Path, list[str]]]:
     }
     for folder, names, files in os.walk(place):
         here = Path(folder)
+        # In place, so that `os.walk` does not enter what is left out.
         names[:] = [name for name in names if not name.startswith(".") and here / name not in left_out]
         if link := next((here / name for name in names if (here / name).is_symlink()), None):
             raise UsageError(

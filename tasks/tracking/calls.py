@@ -23,6 +23,7 @@ def existing(call: Callable[..., T], *arguments: Any) -> T | None:
     try:
         return call(*arguments)
     except MlflowException as error:
+        # MLflow calls an id that cannot be one an invalid parameter.
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
         return None
@@ -86,6 +87,7 @@ def find_runs(store: Store, run_ids: Collection[str]) -> "dict[str, Run]":
     from mlflow.entities import ViewType
 
     runs, wanted = dict[str, "Run"](), sorted(set(run_ids))
+    # In parts: a database limits the length of a statement.
     for start in range(0, len(wanted), _IDS):
         quoted = ", ".join(f"'{run_id}'" for run_id in wanted[start : start + _IDS])
         page = store.client.search_runs(

@@ -45,6 +45,7 @@ def database_damage(database: Path) -> str:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", timeout=TIMEOUT_S, uri=True)) as db:
             errors = "; ".join(row[0] for row in db.execute("PRAGMA integrity_check(3)"))
     except sqlite3.OperationalError:
+        # Locked, or not to be opened: that is no damage, and whoever opens the store reports it.
         return ""
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # sqlite3 cannot decode damaged names
         return str(error)
@@ -62,6 +63,7 @@ def make_sqlite(database: Path) -> None:
     """
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
+        # The lock lies beside the database: every process that could create it sees it there.
         with locked(_lock_file(f"sqlite:///{database}")):
             if not database.exists():  # another process may have been first
                 part = draft_name(database)
@@ -100,6 +102,7 @@ def write_schema(path: Path) -> None:
     import sqlalchemy
     from mlflow.store.db import utils
 
+    # MLflow makes the tables itself: their form belongs to its version.
     engine = sqlalchemy.create_engine("sqlite:///:memory:")
     utils._initialize_tables(engine)  # type: ignore[no-untyped-call]
     with engine.connect() as connection, closing(sqlite3.connect(path)) as target:

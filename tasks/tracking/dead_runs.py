@@ -55,6 +55,7 @@ def _death(store: Store, run: "Run", running: dict[str, "Run"]) -> str:
         gone = "its fleet's run has ended" if PARENT in tags else ""
         return _death(store, parent, running) if parent else gone
     process = ProcessId.parse(tags[PROCESS])
+    # None: another host's, of which this one knows nothing but what it wrote.
     if (is_alive := process.is_alive()) is None and _is_silent(store, run):
         return f"its process {process.pid} on {process.host} has given no sign of life for {MAX_SILENT_DAYS} days"
     return f"its process {process.pid} on {process.host} died" if is_alive is False else ""
@@ -63,8 +64,10 @@ def _death(store: Store, run: "Run", running: dict[str, "Run"]) -> str:
 def _is_silent(store: Store, run: "Run") -> bool:
     """Whether neither a run nor one below it has begun or ended in the last `MAX_SILENT_DAYS`."""
     signs = [datetime.fromtimestamp((ms or 0) / 1000, UTC) for ms in (run.info.start_time, run.info.end_time)]
+    # A continued run keeps its first start; when it was opened last is in its tag.
     with suppress(KeyError, ValueError):
         signs.append(datetime.fromisoformat(run.data.tags[OPENED_AT]))
     if datetime.now(UTC) - max(signs) < timedelta(days=MAX_SILENT_DAYS):
         return False
+    # A long fleet writes its members while its flow's own run says nothing for days.
     return all(_is_silent(store, below) for below in search(store, f"tags.`{PARENT}` = '{run.info.run_id}'"))

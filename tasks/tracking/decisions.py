@@ -37,10 +37,12 @@ def keep_decision(store: Store, decision: Decision) -> None:
     """Write a decision as the newest on its series; a kill in between loses no earlier decision."""
     name = decision.series.registered
     tags = store.client.get_registered_model(name).tags
+    # The earlier one first under a name of its own, then the newest over it.
     if before := decision_in(tags):
         at = f"{_EARLIER}{before.decided_at.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
         upsert(store.client.set_registered_model_tag, name, at, tags[DECISION])
     upsert(store.client.set_registered_model_tag, name, DECISION, decision_text(decision))
+    # Their names end with their time, so the oldest sort first.
     for old in sorted(tag for tag in tags if tag.startswith(_EARLIER))[: -EARLIER_DECISIONS + 1]:
         store.client.delete_registered_model_tag(name, old)
 
@@ -63,6 +65,7 @@ def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
     decisions = [_newest(store, series, model), decision_in(model.tags)]
     decisions += [decision_in(model.tags, tag) for tag in model.tags if tag.startswith(_EARLIER)]
     decisions += [decision_in(version.tags) for version in versions_of(store, series)]
+    # A champion's decision is on its version and among the earlier ones: once is enough.
     by_time = {(decision.decided_at, decision.rule): decision for decision in decisions if decision}
     return sorted(by_time.values(), key=lambda decision: decision.decided_at, reverse=True)[:limit]
 
@@ -78,6 +81,7 @@ def decision_in(tags: Mapping[str, str], name: str = DECISION) -> Decision | Non
 def _newest(store: Store, series: SeriesId, model: "RegisteredModel") -> Decision | None:
     recorded, number = decision_in(model.tags), model.aliases.get(ALIAS)
     serves = recorded and recorded.outcome != "retired" and recorded.version_number == str(number)
+    # Looked up only where the alias is not where the newest decision left it.
     version = None if number is None or serves else find_version(store, series, str(number))
     if version is None:
         return recorded

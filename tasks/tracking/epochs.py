@@ -39,6 +39,7 @@ def _used(store: Store, preset: str, own: tuple[int, int]) -> Used | None:
         # What all members have in common is on the fleet's run.
         params = (fleet.data.params if fleet else {}) | run.data.params
         ran = run.data.metrics.get("epochs_run")
+        # Params are texts in MLflow. Other limits of epochs or patience say nothing of the preset's own.
         if ran and (params.get("epochs"), params.get("patience")) == tuple(map(str, own)):
             shares.append(100 * ran / own[0])
     return Used(fmean(shares), len(shares)) if shares else None

@@ -51,6 +51,7 @@ def check_reachable(uri: str) -> None:
             if response.status_code != 404:  # it has no experiment `cpb` yet
                 response.raise_for_status()
             return
+        # Without a limit a driver waits for minutes for a host that does not answer.
         limit = "connect_timeout" if uri.startswith(("postgres", "mysql")) else "timeout"
         engine = sqlalchemy.create_engine(uri, poolclass=NullPool, connect_args={limit: TIMEOUT_S})
         sqlalchemy.inspect(engine).get_table_names()
@@ -107,6 +108,7 @@ def connect(uri: str, *, create: bool = True) -> Store:
 
 def _id_of(experiment: "Experiment") -> str:
     """Return the id of the store; of an experiment without one, that which every process and machine gives it."""
+    # Of what never changes: a store that could not be tagged yet has the same id for every process.
     parts = (experiment.experiment_id, experiment.creation_time, experiment.artifact_location)
     return experiment.tags.get(STORE_ID) or sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -120,6 +122,7 @@ def _check_layout(uri: str, experiment: "Experiment") -> None:
             code="store-version",
             field="MLFLOW_TRACKING_URI",
         )
+    # A copied database still names the artifacts of the original: writing there would mix two stores.
     database, folder = sqlite_path(uri), local_path(experiment.artifact_location)
     if database and folder and folder.resolve() != _artifacts(uri).resolve():
         raise CpbError(
@@ -151,6 +154,7 @@ def _experiment(client: "MlflowClient", uri: str, *, create: bool) -> "Experimen
             experiment = client.get_experiment_by_name(EXPERIMENT)
             if error.error_code != "RESOURCE_ALREADY_EXISTS" or not experiment:
                 raise  # otherwise another process, perhaps of another machine, was first
+    # Deleted by a person in MLflow's page: its name stays taken, so it cannot be made anew.
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(experiment.experiment_id)
     return experiment
@@ -204,6 +208,7 @@ def _with_user_in_environment(uri: str) -> str:
     parts = urlsplit(uri)
     if not is_server(uri) or not parts.username:
         return uri
+    # Percent-decoded: MLflow sends what the variables hold as they are.
     os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)
     os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password or "")
     return public_url(uri)

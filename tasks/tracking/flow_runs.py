@@ -49,6 +49,7 @@ def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
     """Return the newest flow runs and `cpb tune` searches, newest first; a run whose process is dead is killed."""
     top = search(store, f"tags.`{PARENT}` IS NULL", [NEWEST_FIRST], page_size=limit)
     runs = list(islice((run for run in top if run.data.tags.get(KIND) in (FLOW, STUDY)), limit))
+    # Looked for only where a run claims to be running: it searches the whole store.
     dead = dead_runs(store) if any(run.info.status == "RUNNING" for run in runs) else {}
     return [
         FlowRunInfo(
@@ -56,6 +57,7 @@ def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
             run_id=run.info.run_id,
             kind=run.data.tags[KIND],
             name=run.info.run_name or "",
+            # Shown as killed before any writer has marked it: the page only reads.
             status="KILLED" if run.info.run_id in dead else run.info.status,
             outcome=run.data.tags.get(OUTCOME),
             started_at=datetime.fromtimestamp(run.info.start_time / 1000, UTC),

@@ -45,6 +45,7 @@ class HomeStore(Record):
             if place == place.resolve() and Path(path).is_relative_to(place.parent):
                 path = os.path.relpath(path, place)
             return cls(store_id=store_id, address=f"{_SQLITE}{path}")
+        # Never with a password: the file is archived and copied with the home.
         address = public_url(uri)
         return cls(store_id=store_id, address=address, has_secret=address != uri)
 

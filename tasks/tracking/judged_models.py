@@ -71,6 +71,7 @@ def judged_models(store: Store, series: SeriesId, members: pl.DataFrame) -> list
     )
     tags = {KIND: MEMBER, **series_tags(series)}
     condition = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+    # A champion may be older than the newest run of its recipe, which the board shows.
     serving = [run_id for run_id, version in versions.items() if str(version.version) in aliases.values()]
     runs = [*find_runs(store, {*newest_runs["member_run"], *serving}).values()]
     runs += search(store, f"{condition} and tags.`{KEEP}` IS NOT NULL")
@@ -85,6 +86,7 @@ def judged_models(store: Store, series: SeriesId, members: pl.DataFrame) -> list
     fleets = find_runs(store, {run.data.tags[PARENT] for run in judged if PARENT in run.data.tags})
     alias_of = {aliases[name]: name for name in (PREVIOUS, ALIAS) if name in aliases}
     newest, shown = {}, ("test_", "epochs_run", "windows_per_s", "train_seconds")
+    # Oldest first, so that the newest of a recipe stays.
     for run in sorted(judged, key=age_of):
         tags, version = run.data.tags, versions.get(run.info.run_id)
         fleet = fleets.get(tags.get(PARENT, ""))

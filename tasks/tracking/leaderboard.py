@@ -133,6 +133,8 @@ def read_board(
     if parent is not None:
         return _rows(_of_run(members, parent))
     members = members.filter("flow_finished")
+    # Simulated and real candles are never on one board: a ratio on a simulated market would look like a
+    # result.
     trained = set(members["market"])
     markets = {market} if market else trained - {SIM} or trained
     rows = _rows(members, market=markets, symbol=symbols, timeframe=timeframes)
@@ -157,6 +159,7 @@ def read_members(store: Store, run: str | None = None) -> pl.DataFrame:
     """
     fleets = _newest_fleets(store) if run is None else _fleets_named(store, run)
     rows = [row for fleet in fleets for row in _rows_of(fleet)]
+    # A fleet of which all members failed has no figure: it must not replace an earlier one that has.
     return pl.DataFrame(rows, _SCHEMA).filter(pl.col(RATIO).count().over("run_id", "timeframe") > 0)
 
 
@@ -200,6 +203,7 @@ def _newest_fleets(store: Store) -> Iterator[_Fleet]:
         # the newest began last, unless the ends of their candles were requested
         requested = first.data.tags.get(AS_OF, NEWEST) != NEWEST
         order = [f"tags.`{AS_OF}` DESC", NEWEST_FIRST] if requested else [NEWEST_FIRST]
+        # One at a time: nearly always the first is of a finished flow, and no other is read.
         for fleet in unread(search(store, f"{_FLEETS} and tags.`{BOARD}` = '{board}'", order, page_size=1)):
             yield fleet
             # members may have been deleted since the tag was written
@@ -211,6 +215,7 @@ def _newest_fleets(store: Store) -> Iterator[_Fleet]:
 
 def _first_of_each_board(store: Store) -> "Iterator[Run]":
     """Yield a fleet's run for each value of `BOARD`; known values are excluded from the next search."""
+    # MLflow cannot say which values a tag has: runs of values that are known are excluded, a few at a time.
     known = [NO_SCORE]
     while True:
         excluded = known[:_MAX_EXCLUDED]
@@ -228,6 +233,7 @@ def _first_of_each_board(store: Store) -> "Iterator[Run]":
 def _fleets_named(store: Store, text: str) -> Iterator[_Fleet]:
     """Yield the fleets of the flows whose ids begin with a text, or whose fleet or member has it as its id."""
     begun = text.strip().lower()
+    # The text goes into a filter: nothing but an id may.
     if not re.fullmatch("[0-9a-f]{1,32}", begun):
         return
     named = find_run(store, begun)
@@ -246,6 +252,7 @@ def _rows_of(fleet: _Fleet) -> Iterator[dict[str, Any]]:
     until, started = age_of(flow)
     for member in fleet.members:
         judged = is_judged(member)
+        # Members that are still being logged are neither judged nor failed.
         if not judged and member.info.status != "FAILED":
             continue
         metrics, timeframe = member.data.metrics if judged else {}, member.data.tags.get(TIMEFRAME, "")
@@ -304,6 +311,7 @@ def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[
     for name, values in wanted.items():
         if values is not None:
             members = members.filter(pl.col(name).is_in(list(values)))
+    # An interval over all coins says nothing about the coins that a filter leaves.
     whole = pl.len() == pl.col("fleet_size").first()
     rows = (
         members.group_by(*_RUN, "fleet_started")
@@ -317,8 +325,11 @@ def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[
             failed=(~judged).sum(),
         )
         .filter(pl.col("members") > 0)
+        # The pooled ratio weighs coins alike; of a part of a fleet the mean of the coins' ratios is the
+        # nearest.
         .with_columns(crps_ratio=pl.coalesce("pooled_ratio", "crps_ratio"))
         .sort(AGE)
+        # By coins too: a run on one coin replaces no row of the whole universe.
         .unique(["market", "timeframe", "architecture", "preset", "coins"], keep="last", maintain_order=True)
     )
     table = []

@@ -131,6 +131,7 @@ def delete_old(home: Path, *, dry_run: bool = True, nights: int = NIGHTS) -> Pru
 
 def _delete_old(store: Store, nights: int, *, dry_run: bool) -> PruneReport:
     report = PruneReport(dry_run)
+    # Only flows' runs are read for this: a dozen a night, of thousands.
     since = _first_nights(map(_Run.of, search(store, f"tags.`{KIND}` = '{FLOW}'")), nights)
     runs = _read_old(store, max(since.values())) if since else []
     dead = dead_runs(store) if dry_run else {}  # a pruning has marked them as killed
@@ -140,6 +141,7 @@ def _delete_old(store: Store, nights: int, *, dry_run: bool) -> PruneReport:
                 f"run {run.id} is being written; prune again when it has ended. One of a machine that died is given up "
                 f"{MAX_SILENT_DAYS} days after its last sign of life"
             )
+    # Versions before runs: a version's run and files stay as long as it does.
     versions, needed = _old_versions(store, since, {run.id for run in runs if run.kind == MEMBER})
     old, thinned = _old_runs(store, runs, since, needed, report.kept)
     report.runs, report.versions = len(old), [full_name(version) for version in versions]
@@ -149,6 +151,7 @@ def _delete_old(store: Store, nights: int, *, dry_run: bool) -> PruneReport:
             for tag in version.tags:
                 store.client.delete_model_version_tag(version.name, str(version.version), tag)
             store.client.delete_model_version(version.name, str(version.version))
+        # Before members go: a reader must not take the rest for a fleet.
         for fleet in thinned:
             store.client.set_tag(fleet, PRUNED, datetime.now(UTC).isoformat(timespec="seconds"))
         _delete_runs(store, old)
@@ -160,6 +163,8 @@ def _read_old(store: Store, first: date) -> list[_Run]:
 
     MLflow takes 2 to 4 ms to read a run, so the nights that stay are not read.
     """
+    # The newest of the markets' first nights: what is kept of other markets is sorted out later, by its
+    # own.
     began = int(datetime(first.year, first.month, first.day, tzinfo=UTC).timestamp() * 1000)
     before = search(store, f"attributes.start_time < {began}", deleted=True)
     added = search(
@@ -216,9 +221,11 @@ def _old_runs(
     stays, old = set[str](), list[list[_Run]]()
     for run in runs:
         lineage = _lineage(run, by_id)
+        # By the flow at the top: a fleet that ends after midnight is of the night in which its flow ended.
         recent = lineage[-1].day >= since.get(lineage[-1].market, date.min)
         if recent or not run.kind or run.id in needed or any(above.keep for above in lineage):
             stays.update(above.id for above in lineage)
+        # Where files are elsewhere, marking is all that can be done, and was done already.
         elif here or not run.deleted:
             old.append(lineage)
     for lineage in old:
@@ -226,6 +233,7 @@ def _old_runs(
         if run.id not in stays and (why := unlogged_file(store, run.id, run.info.artifact_uri, run.names)):
             kept.append(f"run {run.info.run_name} ({run.id}): {why}")
             stays.update(above.id for above in lineage)
+    # Parents first, by the length of their lineage.
     gone = [lineage[0] for lineage in sorted(old, key=len) if lineage[0].id not in stays]
     return gone, stays & {run.parent for run in gone if run.kind == MEMBER and not run.deleted}
 
@@ -248,6 +256,7 @@ def _delete_runs(store: Store, runs: Sequence[_Run]) -> None:
     empty = list[str]()
     for run in runs:
         folder = local_path(run.info.artifact_uri)  # ROOT/RUN/artifacts
+        # Rows go only where the folder is empty: files that nothing records would stay for ever.
         if folder and delete_files(folder, run.names.__contains__):
             remove_empty(folder.parent)
             empty.append(run.id)
@@ -283,6 +292,7 @@ def logged_names(tags: "Mapping[str, str]") -> frozenset[str]:
 def unlogged_file(store: Store, run_id: str, uri: str, names: "Collection[str]") -> str:
     """Return why a run's artifacts may not be deleted: a file that is not one of `names`, or "" for none."""
     folder = local_path(uri)  # ROOT/RUN/artifacts
+    # An unmounted disk looks like an empty folder: better to keep the run.
     if folder and not folder.parent.parent.is_dir():
         return "its artifacts are on another machine"
     files = _files_below(folder) if folder else _listed(store, run_id)

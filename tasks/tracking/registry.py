@@ -46,6 +46,7 @@ def versions_with_alias(store: Store, alias: str) -> "dict[SeriesId, ModelVersio
         series, number = series_of(model.name), model.aliases.get(alias)
         if series is None or number is None:
             continue
+        # Nearly always the newest version has the alias, and it came with the model.
         newest = (v for v in model.latest_versions or () if str(v.version) == str(number))
         versions[series] = next(newest, None) or store.client.get_model_version_by_alias(model.name, alias)
     return dict(
@@ -121,8 +122,10 @@ def register(
         {**kept, **(tags or {}), **series_tags(series), FILES: digests or None, METRICS_TAG: scores or None}
     )
     make_model(store, series)
+    # One run, one version: a run that is registered again after a kill must not count as another model.
     versions = store.client.search_model_versions(f"name = '{series.registered}' and run_id = '{run_id}'")
     version = max(versions, key=lambda v: int(v.version), default=None)
+    # Only what differs: each tag is a write of its own.
     if version:
         for key, value in version_tags.items():
             if version.tags.get(key) != value:
@@ -132,5 +135,6 @@ def register(
         version = store.client.create_model_version(
             series.registered, source, run_id, tags=version_tags, await_creation_for=0
         )
+    # Last: the version exists even where its folder cannot be written to, as on a server.
     make_mlflow_model(store, run)
     return version

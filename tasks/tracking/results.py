@@ -131,6 +131,7 @@ def write_results(
     path = results_path(home, market)
     judged = [judgement for fleet in fleets for judgement in fleet.judgements]
     versions = {(version.run_id, version.name): full_name(version) for version in all_versions(store)}
+    # Read, joined and written under a lock: two runs of one market may end at once.
     with locked(path.with_suffix(".lock")):
         try:
             rows = _read(path)
@@ -146,6 +147,7 @@ def write_results(
             _row(j.model.series, j.folder / "model", j.metrics, j.verdict, None, j.run_id, j.fleet)
             for j in judged
         ]
+        # Every row anew: a run's model may have become a champion, or been pruned, since it was written.
         for row in rows:
             name = SeriesId(row["market"], row["symbol"], row["timeframe"]).registered
             row["version"] = versions.get((row["run_id"], name))  # None, too, once it was pruned
@@ -203,6 +205,7 @@ def _read(path: Path) -> list[Row]:
 
 def _content(market: str, rows: Iterable[Row]) -> bytes:
     """Return the bytes of a file, in the same order whatever the order of `rows`."""
+    # A fixed order: the file is compared and published byte for byte.
     ordered = sorted(rows, key=lambda row: (INTERVAL_SECONDS[row["timeframe"]], *(str(row[n]) for n in _KEY)))
     return _sealed({"version": VERSION, "market": market, "models": ordered})
 
@@ -272,6 +275,7 @@ def _utc(time: str | None) -> str | None:
 
 def _plain(value: Any) -> Any:
     """Return a value as plain JSON: null for a number that is not finite."""
+    # JSON has no NaN, and readers in other languages refuse it.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

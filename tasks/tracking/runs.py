@@ -164,6 +164,7 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord]) -> list[str]:
         ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
         fleet = store.client.get_run(fleet_run)
         members = search(store, f"tags.`{PARENT}` = '{fleet_run}'")
+        # After all members: the tag says of which coins and recipe the fleet has scores.
         store.client.set_tag(fleet_run, BOARD, board_of(fleet, members))
         if PRUNED in fleet.data.tags:  # its members exist again
             store.client.delete_tag(fleet_run, PRUNED)
@@ -194,6 +195,7 @@ def finish(run_id: str, outcome: str = COMPLETE, tags: Mapping[str, Any] | None 
     Child runs that a failed run has left open end with it, as failed, for the same reason.
     """
     store, tags = open_store(), dict(tags or {})
+    # Children first: a reader that sees the ended flow must find no run open below it.
     if outcome == FAILED:
         _end_open_children(store, run_id, "FAILED", tags.get(REASON, "its flow failed"))
     store.client.log_batch(run_id, tags=tag_entries({OUTCOME: outcome} | tags))
@@ -228,6 +230,7 @@ def _open_run(
     tags = {KEY: key, "git_commit": git_commit(), **opened, **tags}
     with exclusive(store.uri):
         before = search(store, condition, [NEWEST_FIRST])
+        # The newest with this key; a run that another machine may be writing is left to it.
         if usable := [run for run in before if not _is_of_another_machine(run)]:
             return _continue(store, usable[0], tags)
         run = store.client.create_run(store.experiment_id, run_name=mlflow_text(name), tags=tag_texts(tags))
@@ -246,6 +249,7 @@ def _is_of_another_machine(run: "Run") -> bool:
 def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
     """Continue a run with the same key, which this process takes over; a complete run is left unchanged."""
     run_id = run.info.run_id
+    # A partial run is finished, too, and the same command goes on with it.
     if run.info.status == "FINISHED" and run.data.tags.get(OUTCOME) == COMPLETE:
         return OpenRun(run_id, finished=True)
     store.client.log_batch(run_id, tags=tag_entries({name: tags[name] for name in (PROCESS, OPENED_AT)}))
@@ -272,6 +276,7 @@ def _share_params(store: Store, fleet_run: str, records: Sequence[MemberRecord])
     configs = [param_texts(r.config) for r in records if r.config]
     if not configs:
         return stored
+    # Most of 40 options are the same for all members: written once instead of a thousand times.
     alike = set.intersection(*(set(config.items()) for config in configs))
     new = {name: value for name, value in sorted(alike) if name not in stored}
     _log(store, fleet_run, params=param_entries(new))
@@ -282,6 +287,7 @@ def _log_one(
     store: Store, fleet_run: str, record: MemberRecord, shared: Mapping[str, str], before: list["Run"]
 ) -> str:
     digests = digests_to_log(record.folder, digests_of(record.tags)) if record.folder else {}
+    # Found by its key: a repeated command logs nothing twice.
     if finished := _settle(store, before):
         # Intact files stay, also if the same training was repeated: its `config.json` then differs, by seconds and
         # memory, and versions are registered with the digest of the first.

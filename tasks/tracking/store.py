@@ -48,9 +48,11 @@ def open_store(*, create: bool = True) -> Store:
     """
     folder = check_home(home_folder())
     store, known, uri = _store_of(folder, create=create), home_store(folder), tracking_uri()
+    # A home that moved its store by hand records the new address; otherwise nothing is written.
     if known is None or (named_uri() and known != HomeStore.of(store.id, uri, folder)):
         with locked(folder / f".{RECORD}.lock"):
             _check(store, folder, uri)  # another process may have been first
+            # A home with champions from another store would be given a store that has never heard of them.
             if home_store(folder) is None and (missing := not_registered(store, folder)):
                 first = missing[0]
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -77,6 +79,7 @@ def take_store() -> Store:
     try:
         uri = tracking_uri()
         store = store_at(uri)
+    # The record is damaged: the store in the usual place is the home's if it holds the packaged models.
     except DamagedError as error:
         uri = new_store_uri()
         try:
@@ -105,6 +108,8 @@ def _store_of(folder: Path, *, create: bool) -> Store:
         # A new store could not be the one that the home knows.
         store = store_at(uri, create=create and known is None)
     except CpbError as error:
+        # For a home with a store, a missing one is a loss, not a beginning: nothing is created in its
+        # place.
         if known and error.code == NO_STORE:
             raise _lost(known, uri, folder) from error
         if known and known.has_secret and error.code == UNUSABLE and not named_uri():
@@ -131,6 +136,7 @@ def _check(store: Store, folder: Path, uri: str) -> None:
     known = home_store(folder)
     if known is None or known.store_id == store.id:
         return
+    # The same place with another id: the store was replaced, as by a new one after a deletion.
     if known.address == HomeStore.of(store.id, uri, folder).address:
         raise CpbError(
             f"the MLflow store {public_url(uri)} is another one (id {store.id}) than that of the home {folder} (id "
@@ -191,6 +197,7 @@ def not_registered(store: Store, folder: Path, markets: Sequence[str] = MARKETS)
     if not models:
         return []
     versions = pages(store.client.search_model_versions, "name LIKE 'cpb-%'", max_results=1000)
+    # By weights, not by version numbers: a store that began anew gives the same numbers to other models.
     held = {(v.name, weights_of(v.tags) or f"{v.name}/{v.version}") for v in versions}
     return [
         m

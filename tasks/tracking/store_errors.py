@@ -47,6 +47,7 @@ def store_error(uri: str, error: BaseException) -> CpbError:
 
     The reason is the first line of the innermost message: the driver's, not the wrapper's.
     """
+    # Drivers, SQLAlchemy and MLflow wrap each other's errors; the innermost says what happened.
     causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
@@ -58,6 +59,7 @@ def store_error(uri: str, error: BaseException) -> CpbError:
         f"the MLflow store {public_url(uri)}",
         without_credentials(_remedied(first_line, uri))[:300],
     )
+    # Cut out by hand: an address that cannot be parsed has no user and password for `urlsplit`.
     password = uri.partition("://")[2].rpartition("@")[0].partition(":")[2]
     if "://" not in uri:  # the scheme may have been forgotten before a password
         store, reason = (

@@ -94,6 +94,7 @@ def _newest_run(store: Store, condition: str) -> "tuple[Run, list[Run]] | None":
     for flow in islice(search(store, finished, [NEWEST_FIRST], page_size=_FLOWS_READ), _FLOWS_READ):
         below = search(store, f"{_FLEETS} and tags.`{PARENT}` = '{flow.info.run_id}'")
         fleets = [fleet for fleet in below if _skill([fleet])]
+        # A chart of one architecture compares nothing: an older run with several is a better start.
         if len({(architecture_of(f), recipe_of_run(f.data.params, f.data.tags)) for f in fleets}) > 1:
             return flow, fleets
         if fleets and first is None:
@@ -120,5 +121,6 @@ def _alike(store: Store, flow: "Run", fleets: "Sequence[Run]") -> str:
     of_run = set(map(architecture_of, fleets))
     if len(of_run) == 1:
         return f"{same} and tags.architecture = '{of_run.pop()}'"
+    # Names that were trained later appear in the view until it is opened anew, which asks again.
     trained = set(map(architecture_of, islice(search(store, same, [NEWEST_FIRST]), _FLEETS_READ)))
     return " and ".join([same, *(f"tags.architecture != '{name}'" for name in sorted(trained - of_run))])

@@ -108,12 +108,14 @@ def _copy(run_id: str, folder: Path) -> None:
             dir=str(folder),
             settings=settings,
             config=config,
+            # MLflow's id: a repeated copy goes on with the same W&B run.
             id=fleet.info.run_id,
             resume="allow",
             group=flow.info.run_name,
             name=fleet.info.run_name,
             reinit="finish_previous",
         ) as copy:
+            # Metrics of epochs have the epoch as x; W&B would count the calls.
             copy.define_metric("*", step_metric="epoch")
             for row in _by_epoch(store.client, members):
                 copy.log(row)
