@@ -110,12 +110,12 @@ def train(
 def _train_all(spec: RunSpec, command: str, *, direct: bool = False) -> dict[str, Any]:
     quiet_libraries()
     with shown_progress(command):
-        from flows import train_all as job
         from flows.prefect import in_prefect, server_in_use
+        from flows.train_all import run_train_all, train_all
 
         if server_in_use() and not direct:
-            return in_prefect(job.train_all, spec)
-        return job.run_train_all(spec, echo).as_json()
+            return in_prefect(train_all, spec)
+        return run_train_all(spec, echo).as_json()
 
 
 def _show_board(result: dict[str, Any]) -> None:
@@ -144,10 +144,10 @@ def backtest(spec: BacktestSpec) -> Answer:
     """
     quiet_libraries()
     with shown_progress("backtest"):
-        from flows import backtest as job
+        from flows.backtest import backtest, run_backtest
         from flows.prefect import in_prefect, server_in_use
 
-        result = in_prefect(job.backtest, spec) if server_in_use() else job.run_backtest(spec, echo)
+        result = in_prefect(backtest, spec) if server_in_use() else run_backtest(spec, echo)
     notes = [f"written to {spec.out}"] if spec.out else []
     return Answer(result, lambda: _print_board(result["pooled"]), notes)
 
