@@ -56,18 +56,6 @@ def log_fleet(
         results: of the fleet's shards, in their order.
         earlier: failures of series before any fleet was trained: each is a failed member of the fleet.
     """
-    with _LOGGING:
-        return _log(spec, parent, fleet, results, score, earlier)
-
-
-def _log(
-    spec: RunSpec,
-    parent: str,
-    fleet: FleetPlan,
-    results: Sequence[ShardResult],
-    score: FleetScore,
-    earlier: Sequence[Failure],
-) -> FleetJudgement:
     job = fleet.shards[0]  # the shards differ only in their members
     failures = [
         *(_as_member(spec, fleet, f) for f in earlier if _is_lacked(spec, fleet, f)),
@@ -78,21 +66,6 @@ def _log(
     # Without its password: a source may be a URL with one, and MLflow's pages are read by others.
     tags = {"source": public_url(spec.source) if spec.source else "Binance Vision"} | source_tags(spec)
     records = [member.features for member in fleet.members]
-    run = start_fleet(
-        parent,
-        fleet.architecture,
-        # The same fleet of the same flow is the same run, whichever process logs it.
-        f"{parent}/{fleet.key}",
-        job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in fleet.members]},
-        {
-            "preset": job.preset,
-            "recipe": fleet.label,
-            "fleet_key": fleet.key,
-            "as_of": as_of,
-            **scope_tags(spec, records),
-        },
-        run_name(fleet.architecture, fleet.label, spec, records),
-    )
     trained = [
         (member, member_folder(shard_folder(spec.scope.root, shard), member.name), shard)
         for shard, result in zip(fleet.shards, results, strict=True)
@@ -100,14 +73,32 @@ def _log(
         if member.name in score.members
     ]
     good = [_record(shard, member, folder, score, as_of, tags) for member, folder, shard in trained]
-    # Good members first: `ids` pairs with `trained` by position, and the failed come after.
-    ids = log_members(run.run_id, [*good, *(_failed(fleet, failure, as_of, tags) for failure in failures)])
-    pooled = _named(job, _pooled(score.pools)) | {"train_seconds": sum(r.train_seconds for r in results)}
-    # A run that was complete has its epochs: logged twice, a curve in MLflow would have two points a step.
-    log_metrics(run.run_id, pooled, history=() if run.finished else [e for r in results for e in r.epochs])
-    verdict = "; ".join(pool.verdict for pool in score.pools) or None
-    outcome = (PARTIAL if failures else COMPLETE) if good else FAILED
-    finish(run.run_id, outcome, {"verdict": verdict, REASON: reasons(failures) or None})
+    failed = [_failed(fleet, failure, as_of, tags) for failure in failures]
+    with _LOGGING:
+        run = start_fleet(
+            parent,
+            fleet.architecture,
+            # The same fleet of the same flow is the same run, whichever process logs it.
+            f"{parent}/{fleet.key}",
+            job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in fleet.members]},
+            {
+                "preset": job.preset,
+                "recipe": fleet.label,
+                "fleet_key": fleet.key,
+                "as_of": as_of,
+                **scope_tags(spec, records),
+            },
+            run_name(fleet.architecture, fleet.label, spec, records),
+        )
+        # Good members first: `ids` pairs with `trained` by position, and the failed come after.
+        ids = log_members(run.run_id, [*good, *failed])
+        pooled = _named(job, _pooled(score.pools)) | {"train_seconds": sum(r.train_seconds for r in results)}
+        # A run that was complete has its epochs: logged twice, a curve in MLflow would have two points a step.
+        epochs = [] if run.finished else [epoch for result in results for epoch in result.epochs]
+        log_metrics(run.run_id, pooled, history=epochs)
+        verdict = "; ".join(pool.verdict for pool in score.pools) or None
+        outcome = (PARTIAL if failures else COMPLETE) if good else FAILED
+        finish(run.run_id, outcome, {"verdict": verdict, REASON: reasons(failures) or None})
     features = {member.name: member.features for member in fleet.members}
     judgements = [
         Judgement(
@@ -197,18 +188,15 @@ def _failed(fleet: FleetPlan, failure: Failure, as_of: str, tags: dict[str, str]
     assert failure.model is not None
     # A series that failed before the plan is in no shard: its key is the fleet's own.
     shard = next((s for s in fleet.shards if any(m.model == failure.model for m in s.members)), None)
+    job = fleet.shards[0]
     return MemberRecord(
         key=f"{job_key(shard) if shard else fleet.key}/{failure.model.series.name}",
         model=failure.model,
-        device=fleet.shards[0].device,
-        preset=fleet.shards[0].preset,
+        device=job.device,
+        preset=job.preset,
         data_digest=next((m.features.digest for m in fleet.members if m.model == failure.model), ""),
         as_of=as_of,
-        params={
-            "architecture": failure.model.architecture,
-            "preset": fleet.shards[0].preset,
-            "dtype": fleet.shards[0].dtype,
-        },
+        params={"architecture": failure.model.architecture, "preset": job.preset, "dtype": job.dtype},
         tags={"step": failure.step, "code": failure.code, **tags},
         reason=failure.reason,
     )
