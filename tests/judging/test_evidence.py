@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tasks.judging.inference import not_worse
-from tasks.judging.live_interval import MIN_DAYS, ratio_interval
+from tasks.judging.live_interval import DAY_CLUSTERING, MIN_DAYS, ratio_interval
 
 HOUR_US = 3_600_000_000
 
@@ -74,3 +74,13 @@ def test_days_that_share_their_losses_count_for_less():
     assert daily is not None
     assert daily[1] - daily[0] > 2 * (hourly[1] - hourly[0])
     assert ratio_interval(299, *sums[1:], loss_days=10) is None
+
+
+def test_the_interval_is_as_wide_as_the_theorem_says_with_its_best_parameter_after_90_days():
+    """Of a model whose days have the variance 0.04, beside a reference that is the same every day."""
+    squares = 90 * (1 + 0.04 * 89 / 90)
+    low, high = ratio_interval(90, 90.0, 90.0, squares, 90.0, 90.0)
+    assert (low + high) / 2 == pytest.approx(1)
+    grown = 90 * np.geomspace(1e-4, 10, 10_000) + 1
+    widths = 2 * grown / (90 * (grown - 1)) * np.log(np.sqrt(grown) / 0.05)
+    assert ((high - low) / 2) ** 2 == pytest.approx(DAY_CLUSTERING * 0.04 * widths.min(), rel=0.01)

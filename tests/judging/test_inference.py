@@ -115,3 +115,8 @@ def test_a_resample_without_rows_of_a_coin_has_the_ratio_one():
 def test_without_rows_no_refresh_passes_and_the_interval_holds_everything():
     none = np.zeros(0)
     assert inference.not_worse(none, none, none.astype(np.int64), 4, 1) == (1.0, -np.inf, np.inf)
+
+
+def test_the_interval_of_draws_leaves_a_fortieth_at_each_end():
+    assert inference.interval(np.arange(1001.0)) == pytest.approx((25, 975))
+    assert inference.interval(np.arange(1001.0), level=0.8) == pytest.approx((100, 900))
