@@ -20,6 +20,7 @@ from cpbmodels.fleet.config import (
     sealed,
 )
 from schemas.errors import CpbError, DamagedError
+from schemas.identity import SeriesId, is_series_name
 from schemas.ledger import Reference
 from tasks.storage.files import read_json_or_none, write_json
 from tasks.storage.records import (
@@ -210,22 +211,28 @@ def _config_values(folder: Path) -> dict[str, Any]:
     return config_in(folder, content)
 
 
-def config_in(folder: Path, content: bytes | OSError, options: str = "") -> dict[str, Any]:
+def config_in(folder: Path, content: bytes | OSError) -> dict[str, Any]:
     """Return the fields in these bytes of `config.json`, or raise what is wrong with them (`damaged_model`)."""
     if isinstance(content, FileNotFoundError):
-        raise damaged_model(folder, f"{CONFIG} is missing", options) from content
+        raise damaged_model(folder, f"{CONFIG} is missing") from content
     if isinstance(content, OSError):
-        raise damaged_model(folder, f"{CONFIG} cannot be read ({content.strerror})", options) from content
+        raise damaged_model(folder, f"{CONFIG} cannot be read ({content.strerror})") from content
     try:
         values = parse(content, CONFIG)
     except ModelError as error:
-        raise damaged_model(folder, f"{CONFIG} cannot be read ({error})", options) from error
+        raise damaged_model(folder, f"{CONFIG} cannot be read ({error})") from error
     if "architecture" not in values:
-        raise damaged_model(folder, f"{CONFIG} names no architecture", options)
+        raise damaged_model(folder, f"{CONFIG} names no architecture")
     return values
 
 
-def damaged_model(folder: Path, why: str, options: str = "") -> DamagedError:
-    """Return the error of a damaged folder; `options`: those that train its series alone."""
-    command = f"cpb train-all {options}".rstrip()
-    return DamagedError.of(folder, why, f"train it again with `{command}`", name=f"the model in {folder}")
+def damaged_model(folder: Path, why: str) -> DamagedError:
+    """Return the error of a damaged model folder, with the command that trains it again.
+
+    The name of a packaged folder tells its series, which is then trained alone; that of any other folder tells none.
+    """
+    name = "-".join(folder.parts[-2:])
+    options = f" {SeriesId.parse(name).options}" if is_series_name(name) else ""
+    return DamagedError.of(
+        folder, why, f"train it again with `cpb train-all{options}`", name=f"the model in {folder}"
+    )

@@ -100,11 +100,11 @@ class ServedModel:
             table = load(self.weights).get(KEY)
         except (SafetensorError, KeyError, TypeError) as error:  # the last two: a type that numpy lacks
             why = f"{WEIGHTS} cannot be read ({error})"
-            raise damaged_model(self.folder, why, self.series.options) from error
+            raise damaged_model(self.folder, why) from error
         if table is None:
             return None
         if fault := touch_fault(table, self.values["horizon"]):
-            raise damaged_model(self.folder, f"{KEY} {fault}", self.series.options)
+            raise damaged_model(self.folder, f"{KEY} {fault}")
         return table.astype(np.float64)
 
 
@@ -128,27 +128,26 @@ def read_packaged(folder: Path) -> ServedModel:
 
 
 def _read_packaged(folder: Path) -> ServedModel:
-    options = _options_of(folder)
     try:
         # Its files are opened in the folder that has this name now, whatever is renamed to it afterwards.
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise damaged_model(folder, f"it cannot be read ({error.strerror})", options) from error
+        raise damaged_model(folder, f"it cannot be read ({error.strerror})") from error
     try:
         # All three are read before any is judged: an error must not leave one to be read of a newer folder.
-        values = config_in(folder, _content(handle, CONFIG, MAX_BYTES), options)
+        values = config_in(folder, _content(handle, CONFIG, MAX_BYTES))
         weights, reference = _content(handle, WEIGHTS), _content(handle, REFERENCE)
     finally:
         os.close(handle)
     if isinstance(weights, OSError):
-        raise damaged_model(folder, f"{WEIGHTS} cannot be read ({weights.strerror})", options) from weights
+        raise damaged_model(folder, f"{WEIGHTS} cannot be read ({weights.strerror})") from weights
     try:
         check_whole(values, CONFIG)
     except ModelError as error:
-        raise damaged_model(folder, f"{CONFIG} cannot be used ({error})", options) from error
+        raise damaged_model(folder, f"{CONFIG} cannot be used ({error})") from error
     config, fault = ModelConfig.model_validate(values), ""
     if hashlib.sha256(weights).hexdigest() != config.weights_sha256:
-        raise damaged_model(folder, f"the sha256 of {WEIGHTS} differs from {CONFIG}", options)
+        raise damaged_model(folder, f"the sha256 of {WEIGHTS} differs from {CONFIG}")
     try:
         found = None if isinstance(reference, FileNotFoundError) else reference_in(folder, reference)
     except DamagedError as error:  # a model without its reference forecasts all the same
@@ -156,15 +155,9 @@ def _read_packaged(folder: Path) -> ServedModel:
     # The version, not the folder's name, tells the series: rows are stored under it.
     version = _VERSION.fullmatch(config.model_version)
     if not version or not is_series_name(version["name"]):
-        raise damaged_model(folder, f"{CONFIG} names no registered version", options)
+        raise damaged_model(folder, f"{CONFIG} names no registered version")
     series = SeriesId.parse(version["name"])
     return ServedModel(folder, series, config, values, weights, found, fault)
-
-
-def _options_of(folder: Path) -> str:
-    """Return the options that train a packaged model again, "" where the folder's name tells no series."""
-    name = "-".join(folder.parts[-2:])
-    return SeriesId.parse(name).options if is_series_name(name) else ""
 
 
 def _content(handle: int, name: str, max_bytes: int = MAX_FILE) -> bytes | OSError:
