@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from schemas.ledger import TOO_FEW
-from tasks.forecasting import chain, record, score
+from tasks.forecasting import chain, months, score
 from tasks.forecasting.daily_sums import DAILY, DAYS_SCHEMA, daily_sums, day_sums, read_sums, record_by_day
 from tasks.forecasting.record import SUMMARY, ledger_rows, read_summary, score_due
 from tasks.forecasting.score import newest_scored
@@ -186,9 +186,10 @@ def test_scoring_reads_only_the_months_that_changed(tmp_path, monkeypatch):
     scored(tmp_path, FIRST + 45 * DAY)
     before = daily_sums(tmp_path, PEPE)
     seen = []
-    read = record.read_month
+    read = months.read_month
     monkeypatch.setattr(
-        record, "read_month", lambda h, s, t, path: (seen.append(path.stem), read(h, s, t, path))[1]
+        "tasks.forecasting.daily_sums.read_month",
+        lambda h, s, t, path: (seen.append(path.stem), read(h, s, t, path))[1],
     )
 
     scored(tmp_path, now)
