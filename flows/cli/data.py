@@ -57,6 +57,7 @@ def _print(state: "StoreState") -> None:
     from tasks.market.store_state import hole_lines, series_rows
 
     print_table("", _COLUMNS, series_rows(state))
+    # Each failed series with its reason, as it needs a person; holes may be thousands, hence the limit.
     reasons = [f"{s.series}: {s.reason}" for s in state.series if s.reason]
     lines = hole_lines(state)
     if len(lines) > _SHOWN:
@@ -98,12 +99,14 @@ def verify(
     def shown() -> None:
         for damage in result.damaged:
             show(f"{damage.path}  {damage.reason}  -> {damage.command}")
+        # A stored file does not say which source it came from.
         fetching = ("cpb ingest", "cpb train-all")
         if any(d.command.startswith(fetching) and "--source" not in d.command for d in result.damaged):
             echo(
                 "where candles are not from Binance Vision, add their --source to `cpb ingest` and `cpb train-all`"
             )
 
+    # With --json too: what could not be checked must not look like a home without damage.
     notes = [*result.unchecked]
     if result.checked or result.damaged:
         notes.append(f"{counted(result.checked, 'file')} checked, {len(result.damaged)} damaged")
@@ -134,6 +137,7 @@ def prune(
     quiet_libraries()
     from tasks.tracking.prune import delete_old
 
+    # Without --yes the same search, so that what is shown is what would go.
     report = delete_old(checked_home(), dry_run=not yes)
 
     def shown() -> None:
@@ -164,6 +168,7 @@ def store(
     from tasks.tracking.store import not_registered, read_store, take_store
 
     folder = checked_home()
+    # Read only, unless asked to take it: the command must not make the store that it shows.
     opened = take_store() if take else read_store()
     registered, foreign = len(versions_with_alias(opened, ALIAS)), not_registered(opened, folder)
     is_own = home_store(folder) is not None

@@ -74,6 +74,7 @@ def default_spans() -> list[tuple[int, int]]:
     from tasks.signals.splits import split_bounds
 
     spans = []
+    # Spans depend on lengths alone, so that no candle is needed to know them.
     for timeframe in ScopeSpec().intervals:
         series = SeriesId("spot", "BTCUSDT", timeframe)
         rows = HISTORY_DAYS * 86_400 // series.seconds

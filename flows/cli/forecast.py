@@ -49,12 +49,14 @@ def forecast(spec: ForecastSpec) -> Answer:
 
 
 def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
+    # Ages are told as of the moment asked for: a replay reads as it would have read then.
     now = spec.scope.as_of or datetime.now(UTC)
     models = {(model["symbol"], model["timeframe"]): model for model in result.get("models", ())}
     forecasts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in result["rows"]:
         forecasts.setdefault((row["symbol"], row["timeframe"]), []).append(row)
     texts = {series: _about(rows[0], models.get(series, {}), now) for series, rows in forecasts.items()}
+    # Every step and quantile of one series fit a screen; of twenty series three bands do.
     if len(forecasts) == 1:
         ((series, rows),) = forecasts.items()
         print_table("; ".join(texts[series]), _EVERYTHING, [_shown(row) for row in rows])
@@ -67,6 +69,7 @@ def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
 
 def _print_touch(touch: Sequence[dict[str, Any]]) -> None:
     """Print a row for each price, with the chance that a high (↑) or a low (↓) reaches it within so many candles."""
+    # The entries of a price are consecutive, one a candle: their number is the horizon.
     horizon = len({entry["by"] for entry in touch})
     lines = []
     for first in range(0, len(touch), horizon):
@@ -83,6 +86,7 @@ def _about(row: dict[str, Any], model: dict[str, Any], now: datetime) -> list[st
     """Return the line about a forecast: its series, the last close with its age, verdict, record, and what is odd."""
     from schemas.forecast_rows import is_standstill
 
+    # The clock of this machine may be behind the exchange's: no age is negative.
     old = age(max((now - row["issued_at"]).total_seconds(), 0))
     said = [f"{row['symbol']} {row['timeframe']}", f"{price(row['last_close'])}, {old} old"]
     if "verdict" in model:
@@ -98,6 +102,7 @@ def _record(model: dict[str, Any]) -> str:
         return "no record yet"
     days = counted(model["record_days"], "day")
     which = "live" if model["record_live"] else "replays"
+    # Without an interval there are too few days for the ratio to mean anything.
     ratio = model["record_ratio"] if model["record_low"] is not None else None
     return f"{which} {ratio:.3f} in {days}" if ratio is not None else f"{which}: too few days ({days})"
 

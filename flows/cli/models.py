@@ -88,6 +88,7 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     """Print the leaderboard as a table on stdout."""
     title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
     markets = {row["market"] for row in rows}
+    # Rows of several markets say theirs in the first column instead.
     title += "".join(f" (market {market})" for market in markets - {SPOT} if len(markets) == 1)
     shown = [
         row
@@ -116,6 +117,7 @@ def ledger(spec: BoardSpec) -> Answer:
 
     home = stored_home()
     stored = series_with_forecasts(home)
+    # A misspelt coin is an error; a coin without scores yet is an empty table.
     check_known(spec.symbols, {s.symbol for s in stored}, f"the forecast store in {home}")
     rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals)
 
@@ -136,6 +138,7 @@ def ledger(spec: BoardSpec) -> Answer:
 def _print_ledger(rows: list[dict[str, Any]]) -> None:
     for live, title in ((True, "Live forecasts"), (False, "Replays: forecasts made after the fact")):
         of_kind = [row for row in rows if row["live"] == live]
+        # Live and replayed scores never share a table: a replay's recipe may have been chosen on these candles.
         names = Counter(row["model_version"] for row in of_kind)
         if lines := [_ledger_line(row, ambiguous=names[row["model_version"]] > 1) for row in of_kind]:
             title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
@@ -187,6 +190,7 @@ def champions(
         raise CpbError(
             "there is no champion of these yet; train first, as in `cpb train-all`", code="no-champion"
         )
+    # A damaged champion stays in the table, with `damaged` for a verdict; the sentence says what makes it again.
     for entry in chosen:
         try:
             entry.champion.check()
@@ -221,6 +225,7 @@ def promote(
 
     Example: cpb promote BTC 1h --version previous --force "version 7 learnt from a broken feed"
     """
+    # Read as every other command reads them: BTC is BTCUSDT, and a list of coins shows below.
     chosen = ScopeSpec(coins=coin, timeframes=timeframe, market=spec.market).scope.series
     if len(chosen) != 1:
         raise UsageError(
@@ -267,6 +272,7 @@ def _explained(served: "Served", alarm: "Alarm | None") -> list[str]:
         lines.append(f"  live {alarm}".replace(f"{alarm.series} is ", ""))
     elif alarm:
         lines.append("  no live forecast has been scored yet")
+    # Why it became champion, and the last decision, which mostly confirmed it: often the same.
     decisions = [d for d in (served.became, served.newest) if d]
     lines += dict.fromkeys(
         f"  {d.decided_at:%Y-%m-%d %H:%M} {d.outcome} ({d.rule}): {d.reason}" for d in decisions
@@ -307,6 +313,7 @@ def publish(
     quiet_libraries()
     from tasks import steps
 
+    # The step publishes where it is given a repository, and else only writes the folder.
     repo = None if dry_run else spec.repo
     result = steps.publish(spec.market, repo)
     for failure in result.failures:
@@ -349,6 +356,7 @@ def restore(
     from tasks.hub.restore import restore_record
 
     home = checked_home()
+    # A home that was lost: its version is written before its first file.
     if not home.is_dir():
         mark_home(home)
     done = restore_record(home, spec.market, record, set_aside=set_aside)

@@ -113,6 +113,7 @@ def cli_options(
     Args:
         only, without: fields to show, or to leave at their defaults.
     """
+    # The content of preset files is read by the names in `preset`: nobody types it.
     without = {*without, FILES}
     fields = {n: f for n, f in spec.model_fields.items() if n not in without and (not only or n in only)}
     by_set = [n for n in BY_SET if n in fields]
@@ -131,6 +132,8 @@ def cli_options(
         def run(**given: Any) -> R:
             bound = signature.bind(**given)
             bound.apply_defaults()
+            # Only what differs from the default: a specification may replace a default, but never a choice
+            # (`--source` with tables sets coins and timeframes that were not given).
             values = {
                 p.name: value for p in parameters if (value := bound.arguments.pop(p.name)) != p.default
             }
@@ -145,6 +148,7 @@ def cli_options(
                     values[field] = values.pop(name)
             if OVERRIDES in fields:
                 overrides = _settings(values)
+                # Typed like options of a model, but fields of the run.
                 values |= {name: overrides.pop(name) for name in by_set if name in overrides}
                 values[OVERRIDES] = overrides
             # Importing the architectures takes a second.
@@ -285,6 +289,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     )
     if bool in kinds:
         return _keyword(name, Annotated[bool, option], field.default)
+    # As text, also of numbers: the specification reads and checks it, with its own sentence.
     default = None if field.default is None else str(field.default)
     return _keyword(name, Annotated[str | None, option], default)
 
@@ -303,6 +308,7 @@ def _model_parameters(by_set: Collection[str]) -> list[inspect.Parameter]:
     parameters = [_keyword(OVERRIDES, Annotated[list[str] | None, setting], None)]
     for name in (*Preset.__dataclass_fields__, *ALIASES, *by_set):
         same = f"the same as --set {ALIASES.get(name, name)}="
+        # Hidden: a hundred options would bury those that a command needs.
         option = typer.Option(f"--{_dashed(name)}", help=same, hidden=True)
         parameters.append(_keyword(_SET + name, Annotated[list[str] | None, option], None))
         if name in ON_OFF:

@@ -63,6 +63,7 @@ def listed() -> list[dict[str, Any]]:
     found = []
     for name in (*PRESET_ARCHITECTURES, *map(str, sorted(own_presets_folder().glob(f"*{SUFFIX}")))):
         one: dict[str, Any] = {"name": name, "trains": [], "about": "", "problem": None}
+        # A file that is refused is listed with the reason, for which `--preset NAME` fails too.
         try:
             one |= {
                 "trains": [fleet.architecture for fleet in RunSpec(preset=name).fleets],
@@ -109,6 +110,7 @@ def explained(name: str, given: dict[str, str]) -> dict[str, Any]:
     name = one_preset(name, f"name one, as in `cpb presets {name.split(',')[0].strip()}`", field="name")
     spec = RunSpec(preset=name, **given)
     built_in = cpbmodels.Preset().as_dict()
+    # `auto` depends on the machine: what it sets is no property of the preset.
     profile = None if spec.profile == "auto" else spec.profile
     presets = {
         fleet.architecture: cpbmodels.preset(
@@ -159,6 +161,7 @@ def _limits(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _of_a_run(field: str) -> dict[str, Any]:
     """Return the default of a run's field and what it may be."""
+    # From the schema, in which pydantic has all limits of a field in one form.
     declared = RunSpec.model_json_schema()["properties"][field]
     limits = {"at_least": declared.get("minimum"), "above": declared.get("exclusiveMinimum")}
     allowed = {name: limit for name, limit in limits.items() if limit is not None}
@@ -212,6 +215,7 @@ def _values(answer: dict[str, Any], option: str) -> str:
         if option in answer["without_effect"][architecture]:
             text = "not read"
         groups.setdefault(text, []).append(architecture)
+    # The value of most architectures stands last, as "others": the exceptions are what a reader looks for.
     *rare, (common, names) = sorted(groups.items(), key=lambda group: len(group[1]))
     last = common if not rare else f"others {common}" if len(names) > 1 else f"{names[0]} {common}"
     return "; ".join([*(f"{', '.join(names)} {text}" for text, names in rare), last])

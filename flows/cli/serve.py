@@ -53,6 +53,7 @@ def serve(
     """
 
     def ready(url: str) -> None:
+        # Not an `Answer`: a server tells its address when it begins, not when it ends.
         if json:
             emit({"url": url, "docs": f"{url}/docs"})
         else:
@@ -63,6 +64,7 @@ def serve(
     from tasks.storage.home_version import checked_home
     from webapp.app import create_app
 
+    # The option replaces the variable also when it is empty: so a shell can take the names away.
     names = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
     run_server(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=_names(names))
 
@@ -94,6 +96,7 @@ def ui(
         for about, link in where.views.items():
             echo(f"{about}:\n  {link}")
 
+    # Said first: a command that shows nothing for ten seconds looks stuck.
     echo("starting MLflow's interface, about ten seconds")
     serve_ui(host, port, ready)
 
@@ -156,6 +159,7 @@ def run(
     with shown_progress("deploy run", "asking the server"):
         flow_run = services.run(name, param or (), watch=watch)
     state = flow_run.state
+    # Without --watch the run has only begun: that it could be asked for is the whole result.
     code = EXIT_COMPLETE
     if watch and state:
         code = (
@@ -187,6 +191,7 @@ def status() -> Answer:
 
 
 def _print_status(status: "Status") -> None:
+    # On stdout, problems too: this is the result, which scripts search and units log.
     pids = ", ".join(f"{name} pid {pid}" for name, pid in status.pids.items())
     show(f"port {status.port}: {pids}" if pids else "nothing is running; start it with `cpb deploy up`")
     if status.deployments:

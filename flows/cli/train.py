@@ -45,6 +45,7 @@ def demo() -> Answer:
     """
     with shown_progress("demo", "reading the options"):
         spec = RunSpec(coins="BTC,ETH", timeframes="15m,1h", preset="smoke", source="sim")
+    # Directly: a first look must not depend on a server that happens to be configured.
     result = _train_all(spec, "demo", direct=True)
 
     def shown() -> None:
@@ -101,6 +102,7 @@ def train(
             from flows.train_one import result_lines, train_one
 
             result = train_one(spec, resume=resume, report=echo)
+    # Other words than elsewhere: without --resume this command begins anew.
     except KeyboardInterrupt:
         end_interrupted("add --resume latest to continue from the last checkpoint instead of starting over")
     again = command_line("train-all", spec, RunSpec)
@@ -122,6 +124,7 @@ def _show_board(result: dict[str, Any]) -> None:
     from tasks.judging.accuracy import has_board
     from tasks.tracking.leaderboard import read_board
 
+    # The run's own rows, finished or not: of another night's models the figures are others.
     if has_board(result["fleets"]):
         print_board(read_board(result["run_id"]))
 
@@ -161,6 +164,7 @@ def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
         for model, rows in pooled.items()
         for timeframe, row in rows.items()
     ]
+    # By timeframe first: ratios of different timeframes are not comparable.
     board.sort(key=lambda row: (row["timeframe"], row["crps_ratio"]))
     title = "Against the random walk with EWMA volatility, over all folds: ratios below 1 are better"
     print_table(title, _COLUMNS, board)

@@ -190,12 +190,14 @@ def up(port: int | None = None) -> Started:
                 code="already-up",
                 field="port",
             )
+        # A server that hangs is as good as none, and would keep the port.
         if find("server") and not _until(lambda: _answers(result.port), _START_S):
             _stop("server")
         if not find("server"):
             _stop("worker")
             bind_shared("127.0.0.1", result.port).close()  # can be had
             make_password(password_file(), new=True)
+            # Before the start: if this process is killed now, `status` names a server that does not run.
             (state_folder() / "port").write_text(str(result.port))
             _start("server", result, [], ready=lambda: _answers(result.port))
         if not find("worker"):
@@ -214,6 +216,7 @@ def _start_worker(client: "SyncPrefectClient", result: Started) -> None:
     for queue, runs in QUEUES.items():
         with suppress(ObjectAlreadyExists):  # a limit that its user has changed stays
             client.create_work_queue(queue, concurrency_limit=runs, work_pool_name=POOL)
+    # Read before: deploying makes every schedule active again.
     before = client.read_deployments(limit=PAGE)
     paused = {deployment.id for deployment in before if is_paused(deployment)}
     _deploy(result.port)  # this makes the schedules anew
@@ -374,6 +377,7 @@ def down() -> list[Name]:
                 _until(lambda: not _open_runs(client), _GRACE_S)
         _stop("worker")
         _stop("server")
+        # Last: while it is there, `status` calls a missing server or worker wrong.
         (state_folder() / "port").unlink(missing_ok=True)
     return running
 
@@ -412,6 +416,7 @@ def run(name: str, parameters: Sequence[str] = (), *, watch: bool = False) -> "F
         if not (key and equals):
             raise UsageError(f"--param {text!r} is not NAME=VALUE", code="parameter", field="param")
         values[key] = parse_value(value)
+    # Checked here, as on the command line: a run that could only fail is never made.
     if spec := _SPECS.get(full.partition("/")[0]):
         values = with_preset_files(values)  # the worker does not need the files
         spec(**values)  # the same validation as on the command line, before a run exists

@@ -79,6 +79,7 @@ def read_status() -> Status:
                     result.deployments += _deployments(client)
             except CpbError as error:
                 result.problems.append(str(error))
+        # Only of a deployment that should be up: after `down` everything grows old as intended.
         stale = find_stale(home, stored_series(home, "forecasts"), grace=BETWEEN_RUNS)
         if stale:  # usually all for the same reason
             more = f" (and {len(stale) - 1} more series)" if len(stale) > 1 else ""
@@ -107,6 +108,7 @@ def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:
         if deployment.work_pool_name == POOL:
             ended = runs(["COMPLETED", "FAILED", "CRASHED", "CANCELLED"], FlowRunSort.END_TIME_DESC, 1)
             state = ended[0].state if ended else None
+            # Due but not begun: they wait for the queue, or for a worker that does not run.
             scheduled = runs(["SCHEDULED"], FlowRunSort.EXPECTED_START_TIME_ASC)
             due = [run for run in scheduled if (run.expected_start_time or now) <= now]
             later = [run for run in scheduled if run not in due]

@@ -73,6 +73,7 @@ class Guard:
 
     def _refusal(self, scope: "Scope", headers: Headers) -> tuple[int, str] | None:
         """Return status and reason for a request that is not forwarded."""
+        # Lists: of two headers of a name a proxy may believe one, and the application the other.
         hosts, given = headers.getlist("host"), headers.getlist("authorization")
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if not self._is_this_server(name, scope.get("server")):
@@ -84,6 +85,7 @@ class Guard:
             return 403, "Origin is another site"
         kind, _, shown = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         is_basic, shown = kind.lower() == "basic", shown.strip()
+        # Compared in constant time: how long `==` takes tells how much of a password is right.
         if self._auth and not (is_basic and hmac.compare_digest(shown.encode(), self._auth)):
             return 401, "this server requires its user and password"
         if self._listener.own_login and given and not (is_basic and _is_ascii_base64(shown)):
@@ -96,6 +98,7 @@ class Guard:
         A page of another origin can point its own name to this machine's address (DNS rebinding), and the browser would
         then let it read the responses. Such a request has the foreign name as its Host. Addresses cannot be rebound.
         """
+        # An address cannot be re-bound, so all of loopback is this machine; a name must be known.
         address = _address(name or "")
         if address is None:
             return name in self._hosts
@@ -165,6 +168,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 async def _answer(scope: "Scope", send: "Send", status: int, reason: str, *, asks: bool) -> None:
+    # Refused before its handshake: no message of it is read.
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": reason})
         return

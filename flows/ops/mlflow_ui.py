@@ -64,6 +64,7 @@ def serve_ui(
     if is_server(store.uri):
         ready(address(public_url(store.uri)))
         return
+    # In no file: a new one each time, which ends with the process.
     password = secrets.token_urlsafe(32)
     # For another --host the guard's check of Host counts alone.
     hosts = "localhost,localhost:*,127.0.0.1,127.0.0.1:*" if host == "127.0.0.1" else "*"
@@ -88,6 +89,7 @@ def _mlflow_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":
     `mlflow.server.handlers.initialize_backend_stores` and `mlflow.server.fastapi_app.app`, which reads the
     variables when it is imported.
     """
+    # Before the imports: MLflow reads both when its app is imported.
     os.environ |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # Starlette's WSGI adapter is deprecated

@@ -31,6 +31,7 @@ def make_password(path: Path, *, new: bool = False) -> str:
         if not new:
             return text
         path.unlink()
+    # Read back instead of returned as made: server, worker and flow runs get what the file holds.
     write_secret(path, f"{USER}:{secrets.token_urlsafe(32)}\n")
     return read_password(path)
 
