@@ -46,6 +46,8 @@ GRU_GATES, LSTM_GATES = 3, 4
 """Blocks of H rows in a cell's weights: GRU reset, update, new; LSTM input, forget, cell, output."""
 State = tuple[Tensor, Tensor]
 """h and c of an LSTM, [K, B, H] each."""
+LstmStep = Callable[[Tensor, Tensor, Tensor], State]
+"""(x [K, B, in], h, c [K, B, H]) -> next (h, c)."""
 
 
 def cell_params(name: str, gates: int, inputs: int, hidden: int) -> list[Param]:
@@ -163,10 +165,6 @@ def lstm_cell_by_hand(inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
     i, f, g, o = (inputs + hidden).chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
-
-
-LstmStep = Callable[[Tensor, Tensor, Tensor], State]
-"""(x [K, B, in], h, c [K, B, H]) -> next (h, c)."""
 
 
 def step_params(name: str, inputs: int, outputs: int) -> list[Param]:
