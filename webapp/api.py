@@ -98,6 +98,7 @@ def _series_table(series: SeriesId, what: str, rows: list[Any]) -> Response:
 
 def _listed(kind: type[answers.OfSeries], series: SeriesId, rows: pl.DataFrame, form: str) -> Any:
     """Return an answer of nothing but rows, whose list has the answer's name."""
+    # The list of an answer is named as its class, so one function serves candles and forecasts.
     name = kind.__name__.lower()
     if form == "csv":
         return _series_table(series, name, times_as_text(rows).rows(named=True))

@@ -83,6 +83,7 @@ def _add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(CpbError)
     def foreseen(_request: Request, error: CpbError) -> JSONResponse:
+        # 503, since a damaged store can be mended: the same request works later.
         status = 422 if isinstance(error, UsageError) else 503
         if isinstance(error, MemberError) and error.code != "damaged":
             status = 404

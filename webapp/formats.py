@@ -35,6 +35,7 @@ def table(rows: list[Any], name: str, **common: object) -> Response:
     """
     plain = [common | (row.model_dump(mode="json") if isinstance(row, BaseModel) else row) for row in rows]
     frame = pl.DataFrame(plain, infer_schema_length=None).select(~pl.selectors.nested())
+    # Names of coins and runs come from files that others may have written.
     escaped = frame.with_columns(pl.col(pl.String).str.replace(r"^([=+\-@\t\r])", "'$1"))
     file = name.encode("ascii", "replace").decode().replace("?", "_")
     headers = {"Content-Disposition": f'attachment; filename="cpb-{file}.csv"'}

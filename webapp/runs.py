@@ -107,6 +107,7 @@ def board_rows(
         return rows, old
     # A run's rows are read apart: its fleets need not be the newest of the board.
     rows, old = store_cache.cached("run", _rows_of_run, run)
+    # Refused, not empty: whoever names a run means its rows.
     of_market = [row for row in rows if row["market"] == market]
     if not of_market:
         other = rows[0]["market"]
@@ -202,6 +203,7 @@ def _progress(folder: Path) -> dict[str, Any]:
     """Return the progress of a training since its current start, when its job was written."""
     path = folder / PROGRESS
     progress: dict[str, Any] | None = read_json_or_none(path)
+    # A continued training writes its job anew: what it measured before belongs to another process.
     started = (folder / JOB).stat().st_mtime
     since = {"since": datetime.fromtimestamp(started, UTC)}
     if progress is None or path.stat().st_mtime < started:

@@ -99,6 +99,7 @@ def record_loss(home: Path, market: str) -> str:
 def published_rows(folder: Path, month: str) -> int:
     """Return the number of a month's rows in a published folder; 0 without them, or if they cannot be read."""
     with suppress(OSError, EOFError, zlib.error), open_regular(folder / rows_name(month)) as file:
+        # A row a line; counted without being parsed.
         return sum(1 for _ in gzip.GzipFile(fileobj=file))
     return 0
 
@@ -121,6 +122,7 @@ def way_back(home: Path, market: str, month: str) -> str:
         return f"`{restore_command(home, market)}` brings it back, or {RESTORE}"
     folder = tree_of(home, "hub", market)
     published = _rows_by_month(folder / CHAIN, _state(folder / CHAIN))
+    # The published copy is damaged, too, or of before this month grew: a backup is the only way.
     if not published or published_rows(folder, month) < published.get(month, 0):
         return RESTORE
     back = restore_command(home, market, set_aside=True)
@@ -136,6 +138,7 @@ def is_restorable(home: Path, market: str, path: Path) -> bool:
     if path == stored:
         return not (stored.is_file() and stored.read_bytes().startswith((folder / CHAIN).read_bytes()))
     month = path.relative_to(market_home(home, market)).as_posix()
+    # By both chains: rows stored since the last publish are nowhere but in the damaged file.
     recorded = [rows.get(month, 0) for rows in (published, _rows_by_month(stored, _state(stored)) or {})]
     return published_rows(folder, month) >= max(1, *recorded)
 
@@ -175,6 +178,7 @@ def merged_chain(stored: bytes, published: bytes) -> bytes | None:
 
     Damaged lines of the stored chain, and foreign ones, are left out.
     """
+    # Lines are compared with their bytes: the hash covers each of them.
     known = published.splitlines(keepends=True)
     previous, seen, merged = line_hash(known[-1]) if known else ORIGIN, set(known), [published]
     for raw in stored.splitlines(keepends=True):
@@ -184,6 +188,7 @@ def merged_chain(stored: bytes, published: bytes) -> bytes | None:
             continue
         if raw in seen:
             continue
+        # A valid line that does not go on from the published ones: another history of the same market.
         if line.previous != previous:
             return None
         previous = line_hash(raw)

@@ -60,6 +60,7 @@ def scores_due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
     if due.is_empty():
         return pl.DataFrame(schema=LEDGER_SCHEMA)
     step = timedelta(seconds=series.seconds)
+    # A candle earlier: the origin's own close is that of the candle before, which a leap is measured from.
     first: datetime = due["issued_at"].min() - step  # type: ignore[operator, assignment]
     # Before the candles are read: a candle that arrives meanwhile opens the month again.
     digests = {month.name: candles_digest(home, series, month.first - step, month.last) for month in months}
@@ -74,6 +75,8 @@ def scores_due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
     closed = due.join(closes, on="target_time", how="inner").filter(pl.col("target_time") <= now)
     origins = closes.select(issued_at="target_time", level_before="level")
     closed = closed.join(origins, on="issued_at", how="left", maintain_order="left")
+    # Between origin and target the price leapt, as by a redenomination: such a row is never scored, since
+    # no forecast is of that.
     closed = closed.filter(pl.col("level_before").is_null() | (pl.col("level_before") == pl.col("level")))
     moving = set(closed["month"])
     new = {
@@ -112,6 +115,7 @@ def _open_months(
         # A month whose rows are all scored is not read again, so that the work does not grow with history.
         scores = series.folder(home, LEDGER.name) / path.name
         counts = count_rows(path), count_rows(scores)
+        # Footers alone: a month of equal counts has a score for every row.
         if path.stem > f"{now:%Y-%m}" or counts[0] == counts[1] >= 0:
             continue
         if (known := settled.get(path.stem)) and _is_settled(home, series, known, counts):
@@ -119,6 +123,7 @@ def _open_months(
         rows = load(home, series, FORECASTS, path)
         due = rows.filter(pl.col("target_time") <= now)
         if scores.exists():
+            # By key, not by number: rows of several origins come due in any order.
             due = due.join(load(home, series, LEDGER, scores), on=list(KEY), how="anti")
         if due.is_empty():
             continue
@@ -153,6 +158,7 @@ def _write_settled(
     new: Mapping[str, SettledMonth],
     opened: Collection[str],
 ) -> None:
+    # A month that was opened again is settled anew, or not at all any more.
     after = {name: month for name, month in before.items() if name not in opened} | dict(new)
     if after != before:
         write_record(settled_path(home, series), Settled(months=after), of=series.name)
@@ -172,6 +178,8 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
     """
     joined = rows.join(scores, on=list(KEY), how="inner", maintain_order="left")
     closes = pl.col("realised_close")
+    # 1 for the same side, -1 for the other, 0 where close or median did not move: that is no hit and no
+    # miss.
     moved = (closes - pl.col("last_close")).sign() * (pl.col("q50") - pl.col("last_close")).sign()
     model, reference = (_losses(joined, columns) for columns in (QUANTILE_COLUMNS, REFERENCE_COLUMNS))
     return joined.with_columns(
@@ -202,12 +210,14 @@ def _losses(rows: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Series
     """Return the columns of `scored_rows` for one forecaster; null if it has no quantiles."""
     prices, closes = rows[list(columns)].to_numpy(), rows["realised_close"].to_numpy()
     last = rows["last_close"].to_numpy()
+    # In log-returns, so that a loss of a coin at 1e-5 and one at 1e5 are of one scale.
     loss = pinball(np.log(prices / last[:, None]), np.log(closes / last))
     losses = {"crps": 2 * loss.mean(axis=-1), "tail": loss[:, list(TAILS)].mean(axis=-1)}
     inside = {
         f"covered_{band}": (closes >= prices[:, low]) & (closes <= prices[:, high])
         for band, (low, high) in BAND_LEVELS.items()
     }
+    # A forecast without a reference: NaN would count as a miss.
     unknown = np.flatnonzero(np.isnan(prices[:, 0]))
     return {
         name: pl.Series(name, values).scatter(unknown, None) for name, values in (losses | inside).items()
@@ -261,6 +271,8 @@ def evidence_rows(
         pl.col("ref_width", "weights_sha256").first(),
         pl.col(_STEP_1).first().name.suffix("_step_1"),
     )
+    # Only complete forecasts: while the last steps are missing, the mean over steps would be of the easy
+    # ones.
     whole = forecasts.join(steps, on=list(ORIGIN), how="inner")
     return whole.filter(pl.col("live"), pl.col("scored") == pl.col("steps")).sort(
         "issued_at", "model_version"

@@ -152,6 +152,7 @@ def mlflow_text(value: Any) -> str:
 
     A truncated text ends with its length and digest.
     """
+    # Before it is cut: a URL that was cut in the middle is not recognised any more.
     out = without_credentials(value if isinstance(value, str) else json.dumps(value, default=str))
     if len(out) <= _TEXT_LIMIT:
         return out
@@ -163,6 +164,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested dicts as one level, `{"optimizer": {"lr": 1}}` -> `{"optimizer.lr": 1}`; lists are kept."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
+        # An empty dict is a value of its own: flattened, it would vanish.
         if isinstance(value, dict) and value:
             flat |= flatten(value, f"{prefix}{name}.")
         else:
