@@ -5,6 +5,7 @@ None of them fails a run: its models stand, and the run ends partial with the re
 
 from collections.abc import Sequence
 
+import httpx
 from prefect.artifacts import create_markdown_artifact
 
 from flows.console import finding, interval
@@ -58,15 +59,10 @@ def show_board(run: Run) -> None:
             ]
             for row in rows:
                 bounds = interval(row.get("crps_ratio_low"), row.get("crps_ratio_high")) or "-"
-                cells = (
-                    row["timeframe"],
-                    row["architecture"],
-                    row["preset"],
-                    f"{row['crps_ratio']:.4f}",
-                    bounds,
-                )
-                lines.append(f"| {' | '.join(cells)} | {finding(row['verdict'])} |")
-    except CpbError as error:  # classifiers have no board, and a store may go away
+                names = " | ".join(row[name] for name in ("timeframe", "architecture", "preset"))
+                figures = f"{row['crps_ratio']:.4f} | {bounds} | {finding(row['verdict'])}"
+                lines.append(f"| {names} | {figures} |")
+        create_markdown_artifact("\n".join(lines), key=run.name, description="Leaderboard of the run")
+    # Classifiers have no board, and store or server may go away: the run is complete without its picture.
+    except (CpbError, httpx.HTTPError) as error:
         log.warning("the leaderboard is not on Prefect's page: %s", error)
-        return
-    create_markdown_artifact("\n".join(lines), key=run.name, description="Leaderboard of the run")

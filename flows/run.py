@@ -133,8 +133,8 @@ class Run:
                 self.report(f"cpb: {problem}")
 
     def begin_again(self) -> None:
-        """Forget what an attempt has found. Its run in MLflow stays open: the next attempt finds it by its inputs."""
-        vars(self).update(vars(Run(self.name, self.report)))
+        """Forget what an attempt has found, but for its run in MLflow, which stays open for the next attempt."""
+        vars(self).update(vars(Run(self.name, self.report, self.run_id)))
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
@@ -175,19 +175,17 @@ def until_reachable(run: Run, attempt: Callable[[bool], None], waits_s: Sequence
         attempt: called with whether an earlier attempt has opened the run in MLflow. It then takes the candles that are
             stored: with newer ones it would be another run.
     """
-    has_begun = False
     for wait_s in waits_s:
         try:
             with store_errors():
-                return attempt(has_begun)
+                return attempt(bool(run.run_id))
         except CpbError as error:
             if error.code not in AWAY:
                 raise
             log.warning("%s is tried again in %.0f minutes: %s", run.name, wait_s / 60, error)
-        has_begun = has_begun or bool(run.run_id)
         run.begin_again()
         pause(wait_s)
-    return attempt(has_begun)
+    return attempt(bool(run.run_id))
 
 
 @contextmanager
