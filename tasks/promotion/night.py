@@ -117,15 +117,15 @@ def decide_timeframe(
         serving: its champions before.
         switched: by recipe that has lost a backtest, the switch to the recipe that won.
     """
-    # Ranked over all coins together: one coin's validation span is too short to tell recipes apart.
     states = _states(candidates, serving)
     validation: dict[Recipe, dict[SeriesId, float]] = defaultdict(dict)
     for state in states.values():
         for recipe, model in state.models.items():
             validation[recipe][state.series] = model.validation
+    # Ranked over all coins together: one coin's validation span is too short to tell recipes apart.
     order = gate.rank(validation) if validation else {}
-    # Damaged champions do not count: a recipe is not followed for models that cannot be read.
     incumbents = {s: states[s].incumbent if s in states else registered_model(c) for s, c in serving.items()}
+    # Damaged champions do not count: a recipe is not followed for models that cannot be read.
     sound = [model.recipe for model in incumbents.values() if model and not model.damage]
 
     # First everything that needs no forecast of the incumbent: the comparisons that are left are predicted
