@@ -143,6 +143,9 @@ def test_shards_of_a_fleet_are_told_as_one(told):
     plan = fleet(universe(), preset="seed-gru")
     assert len(plan.shards) == 20
     whole = FleetProgress(plan)
+    names = [whole.name_of(shard) for shard in plan.shards]
+    assert all(name.startswith("gru 1") and name.endswith(" of 20") for name in names)
+    assert len({*names}) == 20
     file.on_step(step(5, 5, members=(0, 1, 2, 3)))
     state = read()[0]
 
