@@ -576,4 +576,4 @@ def test_a_coin_that_stopped_trading_loses_its_champion(trainer, tmp_path, monke
     serving = {c.series for c in champions(open_store(), market="sim")}
     assert serving == ({BTC} if stopped else {BTC, ETH})
     assert any("has stopped trading" in line for line in said) == bool(stopped)
-    assert any("retired sim ETHUSDT 1h" in line for line in said) == bool(stopped)
+    assert any("sim ETHUSDT 1h has lost its champion" in line for line in said) == bool(stopped)

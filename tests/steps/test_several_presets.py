@@ -159,7 +159,7 @@ def test_a_failure_names_the_preset_and_costs_no_other(here, monkeypatch):
 
 def test_each_fleet_has_a_progress_and_a_task_of_its_own(here, monkeypatch):
     said = []
-    monkeypatch.setattr("tasks.training.progress.report_progress", lambda *line: said.append(line[0]))
+    monkeypatch.setattr("tasks.training.fleet_progress.report_progress", lambda *line: said.append(line[0]))
     run()
     assert len({*said}) == 3
     assert all(line.startswith("train linear/smoke") for line in said)
