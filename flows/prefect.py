@@ -42,8 +42,8 @@ ANSWER_WITHIN_S = 5.0
 NOT_YET = "Not yet"
 """Name of the state (of type Completed) of a scheduled forecast that runs before the first training has ended."""
 
-PREFECTS_LOGGERS = ("prefect.flow_runs", "prefect.engine")
-"""Where Prefect logs an error that a flow has ended with: on the run's page, and in the output of its process."""
+PREFECTS_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
+"""Where Prefect logs an error that a flow or a step has ended with: on the run's page, in the output of its process."""
 
 _HELD: dict[int, socket.socket] = {}
 """The ports that this process holds."""
