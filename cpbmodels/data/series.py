@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -30,9 +30,6 @@ from cpbmodels.data.cross_section import RANGE_LENGTHS, RETURN_LENGTHS, CoinMove
 from cpbmodels.data.numbers import Decimal
 from cpbmodels.data.wide import MARKET_COLUMNS, WIDE_COLUMNS, own_columns, quarters, returns
 from cpbmodels.errors import ModelError, printable
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cpbmodels.files import read_regular
 from cpbmodels.fleet.config import WEIGHTS
@@ -34,9 +33,6 @@ from tasks.storage.records import digest_fault, file_digest
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.champions import Champion
 from tasks.tracking.results import RESULTS, results_fault, write_published_results
-
-if TYPE_CHECKING:
-    pass
 
 CARD = "README.md"
 WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from schemas.decision import Decision
 from schemas.errors import UsageError
@@ -15,9 +14,6 @@ from tasks.tracking.decisions import decision_in, keep_decision, newest_decision
 from tasks.tracking.experiment import Store
 from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, versions_of
 from tasks.tracking.store import open_store, read_store
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schemas.errors import CpbError
 from tasks.storage.files import draft_name
@@ -17,9 +17,6 @@ from tasks.tracking.home_store import (
     sqlite_path,
 )
 from tasks.tracking.store_errors import UNUSABLE
-
-if TYPE_CHECKING:
-    pass
 
 TIMEOUT_S = 7
 CHECKED_MLFLOW = "3.17.2"

@@ -3,7 +3,7 @@
 import json
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -21,9 +21,6 @@ from tasks.tracking.tags import (
     as_of,
     market_of,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class FlowRunInfo(BaseModel):

@@ -1,7 +1,7 @@
 """Single models as MLflow knows them: the judged models of a series, and losses per epoch."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,9 +24,6 @@ from tasks.tracking.tags import (
     recipe_of_run,
     series_tags,
 )
-
-if TYPE_CHECKING:
-    pass
 
 MAX_HISTORIES = 7  # models of a fleet whose losses are shown: the number of colours in a figure
 

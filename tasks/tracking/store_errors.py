@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError
 from tasks.storage.urls import public_url, without_credentials
@@ -17,8 +16,6 @@ from tasks.tracking.home_store import (
     tracking_uri,
 )
 
-if TYPE_CHECKING:
-    pass
 UNUSABLE = "store"
 """Code of the error for a store that cannot be used."""
 _LIBRARIES = ("mlflow", "sqlalchemy", "alembic")
