@@ -118,7 +118,7 @@ def ineligible(candidate: GateModel) -> GateDecision | None:
         "damaged": candidate.damage and f"its folder is damaged: {candidate.damage}",
         "unscored": not math.isfinite(candidate.validation) and "it has no CRPS ratio on the validation span",
     }
-    return _first(candidate, rules)
+    return _first_reason(candidate, rules)
 
 
 def refused(candidate: GateModel, incumbent: GateModel) -> GateDecision | None:
@@ -143,7 +143,7 @@ def refused(candidate: GateModel, incumbent: GateModel) -> GateDecision | None:
         and not (older and candidate.forced)
         and f"it learnt from {candidate.candles} candles, the champion from {incumbent.candles}",
     }
-    return _first(candidate, rules)
+    return _first_reason(candidate, rules)
 
 
 def is_older(candidate: GateModel, incumbent: GateModel) -> bool:
@@ -152,7 +152,7 @@ def is_older(candidate: GateModel, incumbent: GateModel) -> bool:
     return ends[0] is not None and ends[1] is not None and ends[0] < ends[1]
 
 
-def _first(candidate: GateModel, rules: Mapping[str, object]) -> GateDecision | None:
+def _first_reason(candidate: GateModel, rules: Mapping[str, object]) -> GateDecision | None:
     """Return the ruling of the first rule with a reason; a rule that does not apply has a false value."""
     for name, reason in rules.items():
         if reason:

@@ -134,7 +134,7 @@ def decide_timeframe(
     for state in states.values():
         incumbent = state.incumbent
         if incumbent is None:
-            _first(state, order, sound, "first", "it has no champion")
+            _choose_first(state, order, sound, "first", "it has no champion")
         elif incumbent.damage:
             _replace_damaged(state, order, sound, incumbent, incumbent.damage)
         # A switch goes before a refresh: the backtest has judged the recipes on years, a refresh looks at
@@ -193,7 +193,7 @@ def _states(
     return states
 
 
-def _first(
+def _choose_first(
     state: SeriesState, order: Mapping[Recipe, float], sound: Iterable[Recipe], rule: str, why: str
 ) -> None:
     """Choose the run's best model for a series without a usable champion; `sound`: the recipes that serve others."""
@@ -235,7 +235,7 @@ def _replace_damaged(
         reason = f"the champion is damaged ({damage}); {best} takes its place uncompared"
         state.choose(best, GateDecision("refreshed", "damaged-incumbent", reason))
     else:
-        _first(state, order, sound, "damaged-incumbent", f"the champion is damaged ({damage})")
+        _choose_first(state, order, sound, "damaged-incumbent", f"the champion is damaged ({damage})")
     # Damage lifts the comparison, but not the rules about candles and horizon: an older model would
     # forecast what it has seen.
     if state.chosen and (stop := gate.refused(state.chosen.model, incumbent)):
