@@ -60,8 +60,6 @@ from tasks.training.queue import Engine, failed_shard
 from tasks.training.ray import ADDRESS, connected
 from tasks.training.trainers import TrainerDied
 
-FORECAST = ("champions", "ingest", "forecast", "score", "watch")
-
 RETRY_WAIT_S = 5.0
 
 

@@ -36,6 +36,7 @@ from tasks.tracking.flow_log import start_flow
 from tasks.tracking.store import open_store
 from tasks.training import shard_training
 from tasks.training.fleet_progress import FleetProgress
+from tests.tools.forecast_steps import FORECAST
 from tests.tools.in_process import train_by
 
 SPEC = RunSpec(
@@ -53,7 +54,7 @@ SPEC = RunSpec(
 def test_both_dags_are_these_steps():
     made = {value.name for value in vars(steps).values() if isinstance(value, Step)}
     train_all = {"ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast"}
-    assert made == {*train_all, *steps.FORECAST}
+    assert made == {*train_all, *FORECAST}
 
 
 @pytest.fixture

@@ -5,8 +5,11 @@ from types import SimpleNamespace
 from schemas.handover import ForecastBatch, IngestResult, Issued
 from schemas.ledger import Score, Watching
 from tasks.running.step import step
-from tasks.steps import FORECAST, Serving
+from tasks.steps import Serving
 from tests.tools.forecast_tools import BTC, PEPE
+
+FORECAST = ("champions", "ingest", "forecast", "score", "watch")
+"""The steps of the second DAG, in order."""
 
 VERDICT = "better than the random walk"
 
