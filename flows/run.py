@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from schemas.decision import Decision
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, log
-from schemas.failure import Failure, Step, reasons
+from schemas.failure import Failure, StepName, reasons
 from schemas.ledger import Alarm
 from tasks.notices import events_of, tell_end
 from tasks.running.progress import PrintLine
@@ -108,7 +108,7 @@ class Run:
 
     @contextmanager
     def attempt(
-        self, step: Step, errors: tuple[type[Exception], ...] = (CpbError, OSError)
+        self, step: StepName, errors: tuple[type[Exception], ...] = (CpbError, OSError)
     ) -> Iterator[None]:
         """Make an expected error of the block a failure of the run, which goes on."""
         try:

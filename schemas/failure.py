@@ -6,7 +6,7 @@ from typing import Any, Literal
 from schemas.base import Record
 from schemas.identity import ModelId, SeriesId
 
-Step = Literal[
+StepName = Literal[
     "ingest",
     "features",
     "plan",
@@ -25,14 +25,14 @@ Step = Literal[
 class Failure(Record):
     """A series or model that failed in a step, and the reason. `code`: the error's code, for programs."""
 
-    step: Step
+    step: StepName
     reason: str
     code: str = "error"
     series: SeriesId | None = None
     model: ModelId | None = None
 
     @classmethod
-    def of(cls, subject: SeriesId | ModelId | None, step: Step, error: Exception | str) -> "Failure":
+    def of(cls, subject: SeriesId | ModelId | None, step: StepName, error: Exception | str) -> "Failure":
         """Return the failure of a series or model (None: of the whole step) with an error's reason and code."""
         model = subject if isinstance(subject, ModelId) else None
         series = model.series if model else subject

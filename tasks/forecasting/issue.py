@@ -20,7 +20,7 @@ from cpbmodels.data.prediction import forecast_rows
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import CpbError, MemberError
-from schemas.failure import Failure, Step
+from schemas.failure import Failure, StepName
 from schemas.forecast_rows import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.handover import ForecastBatch, Issued
 from schemas.identity import SeriesId
@@ -135,13 +135,13 @@ def store_batch(
     home: Path, kind: Kind, rows: Mapping[SeriesId, pl.DataFrame]
 ) -> tuple[dict[SeriesId, int], list[Failure]]:
     """Append rows of one market; return the number of new rows by stored series, and the failures."""
-    step: Step = "forecast" if kind == "forecasts" else "score"
+    step: StepName = "forecast" if kind == "forecasts" else "score"
     new = append(home, next(iter(rows)).market, kind, rows) if rows else {}
     stored = {series: number for series, number in new.items() if isinstance(number, int)}
     return stored, [failure(s, step, error) for s, error in new.items() if isinstance(error, CpbError)]
 
 
-def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
+def failure(series: SeriesId, step: StepName, error: BaseException) -> Failure:
     """Return the failure of one series; an unexpected error is also logged with its traceback."""
     reason = error if isinstance(error, cpbmodels.ModelError) else as_error(series, error)
     return Failure.of(series, step, reason)
