@@ -54,13 +54,13 @@ def judge_members(folder: Path, names: Sequence[str]) -> list[Failure]:
     return failures
 
 
-def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) -> None:
-    folder = member_folder(shard, spec.name)
-    series = load_series(home_of(shard, job), spec.features, spec.bounds)
-    test = forecasts(shard, spec, series, "test")
+def _judge(shard: Path, job: ShardJob, planned: JobMember, trained: TrainedMember) -> None:
+    folder = member_folder(shard, planned.name)
+    series = load_series(home_of(shard, job), planned.features, planned.bounds)
+    test = forecasts(shard, planned, series, "test")
     fitted: Reference | None = None
     if test.quantiles.size:
-        fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1])
+        fitted = fit_reference(series, planned.model.series, test.quantiles.shape[1])
         # By the table that is stored as the reference, so that judging, forecasting and the watch use the same
         # numbers.
         walk = ScaledTable(step_scale, np.asarray(fitted.table))
@@ -70,10 +70,10 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
             test,
             other,
             architecture=job.architecture,
-            seed=spec.model.seed,
+            seed=planned.model.seed,
             touch=touch_scores(series, test, walk),
         )
-        validation = forecasts(shard, spec, series, "validation")
+        validation = forecasts(shard, planned, series, "validation")
         skill = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}
         score = replace(score, metrics=score.metrics | skill)
         # Of the first step alone: its targets do not overlap, so the watch can bet on each of them.
@@ -85,7 +85,7 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
     else:
         assert trained.flat_band is not None
         band = trained.flat_band
-        score = judge_classes(series, test, band=band, architecture=job.architecture, seed=spec.model.seed)
+        score = judge_classes(series, test, band=band, architecture=job.architecture, seed=planned.model.seed)
     # The seal is without these files while they are written: if this judge is killed in between they count as
     # missing, and the member is judged again.
     model, scored, predicted = folder / "model", score_file(folder), ("test.npz", "validation.npz")

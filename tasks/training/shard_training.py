@@ -148,14 +148,14 @@ def train_job(folder: Path, without_kernels: str = "") -> ShardResult:
             kernels=job.kernels and (without_kernels or True),
         )
         good: Trained = []
-        for (spec, series), model in zip(loaded, models, strict=True):
+        for (member, series), model in zip(loaded, models, strict=True):
             if not model.report.get("diverged"):
-                good.append((spec, series, model))
+                good.append((member, series, model))
                 continue
             # Such a model would be saved with its initial weights.
             why = model.report.get("reason") or "the loss was not finite in the first epoch"
-            reason = f"{spec.model}: training diverged ({why}); try a smaller learning rate"
-            failures.append(Failure.of(spec.model, "train", MemberError(reason, code="diverged")))
+            reason = f"{member.model}: training diverged ({why}); try a smaller learning rate"
+            failures.append(Failure.of(member.model, "train", MemberError(reason, code="diverged")))
         # Members as a whole or not at all, and the result after them: a killed trainer leaves a shard that is
         # trained on, never one that looks finished.
         with new_folder(folder / "members") as draft:
@@ -249,24 +249,24 @@ def _write_members(
     for start in range(0, len(trained), _MEMBERS_AT_ONCE):
         progress.forecasting(start, len(trained))
         part = trained[start : start + _MEMBERS_AT_ONCE]
-        for spec, series, model in part:
-            folder = draft / spec.name / "model"
-            model.save(folder, extra=_extra(job, spec, series, model))
+        for member, series, model in part:
+            folder = draft / member.name / "model"
+            model.save(folder, extra=_extra(job, member, series, model))
             yield TrainedMember(
-                model=spec.model,
-                name=spec.name,
+                model=member.model,
+                name=member.name,
                 history=tuple(plain(model.history)),
                 report=plain(model.report),
                 flat_band=model.config.get("flat_band"),
             )
         for split in ("validation", "test"):
-            for (spec, _, _), forecast in zip(part, _predict(part, split, device), strict=True):
+            for (member, _, _), forecast in zip(part, _predict(part, split, device), strict=True):
                 # An error is left to the member's judge, which asks the model and reports it.
                 if isinstance(forecast, cpbmodels.Prediction):
                     arrays = {"origins": forecast.origins, **forecast.as_float32()}
-                    write_npz(draft / spec.name / f"{split}.npz", arrays)
-        for spec, _, _ in part:
-            seal(draft / spec.name)
+                    write_npz(draft / member.name / f"{split}.npz", arrays)
+        for member, _, _ in part:
+            seal(draft / member.name)
 
 
 def _predict(trained: Trained, split: str, device: str) -> list[cpbmodels.Prediction | cpbmodels.ModelError]:
@@ -284,7 +284,7 @@ def _predict(trained: Trained, split: str, device: str) -> list[cpbmodels.Predic
 
 
 def _extra(
-    job: ShardJob, spec: JobMember, series: cpbmodels.Series, model: cpbmodels.Member
+    job: ShardJob, member: JobMember, series: cpbmodels.Series, model: cpbmodels.Member
 ) -> dict[str, Any]:
     times = series.times
     assert times is not None
@@ -292,21 +292,21 @@ def _extra(
     first, stop = series.spans["train"]
     if most := model.options.max_train_rows:
         first = max(first, stop - most)
-    of = spec.model.series
+    of = member.model.series
     return {
         "market": of.market,
         "symbol": of.symbol,
         "timeframe": of.timeframe,
         "scope": "universal" if is_universal(job.architecture) else "per-series",
-        "data_digest": spec.features.digest,
-        "rows": spec.features.rows,
+        "data_digest": member.features.digest,
+        "rows": member.features.rows,
         "training_span": [
             str(np.datetime64(int(times[first]), "us")) + "Z",
             str(np.datetime64(int(times[max(first, stop - 1)]), "us")) + "Z",
         ],
-        "bounds": spec.bounds.model_dump(mode="json"),
+        "bounds": member.bounds.model_dump(mode="json"),
         "preset": job.preset,
-        "recipe": spec.model.recipe,
+        "recipe": member.model.recipe,
         "code_digest": job.code,
         "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},
     }
