@@ -71,7 +71,7 @@ class RunSpec(ScopeSpec):
         None, description="local or ray, a cluster; default: ray if RAY_ADDRESS is set, else local"
     )
     train_timeout_s: float = Field(
-        6 * 3600, gt=0, description="time limit of one shard's training and judging, in seconds"
+        6 * 3600, gt=0, description="time limit of one shard's training, in seconds"
     )
     repo: str | None = Field(
         None,
