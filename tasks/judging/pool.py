@@ -1,4 +1,7 @@
-"""Scores pooled over coins with equal weight per coin, and the rows of the leaderboard that they make."""
+"""Scores pooled over coins with equal weight per coin, and the rows of a report that they make.
+
+`cpb leaderboard` does not read these rows: it reads the same figures from MLflow's runs (`tasks.tracking.leaderboard`).
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -187,7 +190,7 @@ def title_of(name: str) -> str:
 
 
 def leaderboard_rows(pools: Sequence[PoolScore]) -> list[Row]:
-    """Return a row per fleet and timeframe, best CRPS ratio first within a timeframe."""
+    """Return the rows of a report's leaderboard: one per pool, best CRPS ratio first within a timeframe."""
     ordered = sorted(pools, key=lambda p: (p.timeframe, p.metrics["test_crps_ratio"]))
     return [_row(p, "coins", len(p.symbols)) for p in ordered]
 
