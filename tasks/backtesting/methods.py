@@ -133,7 +133,7 @@ class TrainedFleet:
             path = shard / "members" / member.name / "validation.npz"
             if path.exists():
                 with resealing(path.parent, path.name):
-                    path.unlink()
+                    path.unlink(missing_ok=True)  # another run of the same command was quicker
 
     def identity(self, fold: FoldSeries) -> ModelId:
         """Return the planned model of a series in a fold."""

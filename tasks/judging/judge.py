@@ -22,14 +22,15 @@ from tasks.judging.classes import judge_classes
 from tasks.judging.forecasts import forecasts
 from tasks.judging.member import judge_member
 from tasks.judging.pictures import forecast_png, loss_png
-from tasks.judging.score_files import score_file
+from tasks.judging.score_files import known_score, score_file
 from tasks.judging.scores import coverage, pinball, realised
 from tasks.judging.touch_scores import touch_scores
 from tasks.running.resident import Requests
 from tasks.signals.feature_files import load_series
+from tasks.storage.locks import locked
 from tasks.storage.model_folder import FORECAST_PICTURE, LOSS_PICTURE, REFERENCE, write_reference
 from tasks.storage.sealed import resealing
-from tasks.training.shard import home_of, member_folder, read_job, read_result
+from tasks.training.shard import LOCK, home_of, member_folder, read_job, read_result
 
 log = logging.getLogger("cpb")
 
@@ -90,14 +91,19 @@ def _judge(shard: Path, job: ShardJob, planned: JobMember, trained: TrainedMembe
     # missing, and the member is judged again.
     model, scored, predicted = folder / "model", score_file(folder), ("test.npz", "validation.npz")
     judged = (f"model/{name}" for name in (REFERENCE, FORECAST_PICTURE, LOSS_PICTURE))
-    with resealing(folder, scored.name, *judged, *predicted):
-        if fitted:
-            write_reference(model, fitted)
-            forecast_png(model / FORECAST_PICTURE, series, test)
-        loss_png(model / LOSS_PICTURE, list(trained.history))
-        score.to_npz(scored)
-        for name in predicted:  # 4 MB per member, and the model can regenerate them
-            (folder / name).unlink(missing_ok=True)
+    with locked(folder / LOCK):
+        # A run of the same command judges the same members at the same time: what the first has stored stays listed,
+        # since it reads its scores as soon as its judge answers.
+        if known_score(folder):
+            return
+        with resealing(folder, scored.name, *judged, *predicted):
+            if fitted:
+                write_reference(model, fitted)
+                forecast_png(model / FORECAST_PICTURE, series, test)
+            loss_png(model / LOSS_PICTURE, list(trained.history))
+            score.to_npz(scored)
+            for name in predicted:  # 4 MB per member, and the model can regenerate them
+                (folder / name).unlink(missing_ok=True)
 
 
 def _crps_ratio(series: Series, prediction: Prediction, fitted: Reference) -> float:

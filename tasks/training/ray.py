@@ -38,7 +38,7 @@ from tasks.storage.locks import locked
 from tasks.training.fleet_progress import FleetProgress
 from tasks.training.gpus import visible_gpus
 from tasks.training.plan import memory_bytes, training_code
-from tasks.training.shard import CHECKPOINTS, EPOCHS, JOB, LOG, RESULT, prepare, read_result
+from tasks.training.shard import CHECKPOINTS, EPOCHS, JOB, LOCK, LOG, RESULT, prepare, read_result
 from tasks.training.trainers import Slots, plan_slots, run_trainer
 
 ADDRESS = "RAY_ADDRESS"
@@ -287,7 +287,7 @@ def write_files(folder: Path, files: Files) -> None:
 
 def keep_result(folder: Path, files: Files) -> None:
     """Write a finished shard's files from its node into its folder, complete with the result or not at all."""
-    with locked(folder / "lock"):  # a trainer of this machine may be training the same shard
+    with locked(folder / LOCK):  # a trainer of this machine may be training the same shard
         if (folder / RESULT).exists():
             return
         with new_folder(folder / "members") as draft:

@@ -17,6 +17,8 @@ from tasks.storage.sealed import check_sealed
 from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
+LOCK = "lock"
+"""In a shard's folder that of its trainer, in a member's that of its judge."""
 EPOCHS = "epochs.jsonl"
 """Of a shard in training: the cost of each epoch, a line per report (`progress.py`)."""
 CHECKPOINTS = "checkpoints"
@@ -82,7 +84,7 @@ def read_result(folder: Path) -> ShardResult:
 
 def is_training(folder: Path) -> bool:
     """Whether a trainer is active in this shard's folder."""
-    return is_locked(folder / "lock")
+    return is_locked(folder / LOCK)
 
 
 def home_of(folder: Path, job: ShardJob) -> Path:

@@ -16,10 +16,20 @@ from tasks.storage.files import delete_files
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import MODEL_FILES
 from tasks.storage.sealed import SEAL
-from tasks.training.shard import CHECKPOINTS, EPOCHS, JOB, LOG, PROGRESS, RESULT, read_job, shard_folders
+from tasks.training.shard import (
+    CHECKPOINTS,
+    EPOCHS,
+    JOB,
+    LOCK,
+    LOG,
+    PROGRESS,
+    RESULT,
+    read_job,
+    shard_folders,
+)
 
 _MEMBER_FILE = re.compile(
-    rf"model/({'|'.join(map(re.escape, MODEL_FILES))})|(validation|test|score-[0-9a-f]+)\.npz|{re.escape(SEAL)}"
+    rf"model/({'|'.join(map(re.escape, MODEL_FILES))})|(validation|test|score-[0-9a-f]+)\.npz|{re.escape(SEAL)}|{LOCK}"
 )
 
 
@@ -86,13 +96,13 @@ def _remove(folder: Path, members: Collection[str]) -> bool:
         top, _, below = path.partition("/")
         member, _, name = below.partition("/")
         return (
-            path in (RESULT, EPOCHS, PROGRESS, LOG, "lock")
+            path in (RESULT, EPOCHS, PROGRESS, LOG, LOCK)
             or top == CHECKPOINTS
             or (top == "members" and member in members and _MEMBER_FILE.fullmatch(name) is not None)
         )
 
     try:
-        with locked(folder / "lock", wait=False):
+        with locked(folder / LOCK, wait=False):
             # Files that cpb did not write stay, and the folder with them: somebody has put them there.
             delete_files(folder, is_ours)
             return delete_files(folder, JOB.__eq__)

@@ -21,7 +21,7 @@ from schemas.errors import CpbError
 from tasks.running.resident import Requests
 from tasks.storage.locks import locked
 from tasks.training.gpu_locks import gpu_locked
-from tasks.training.shard import RESULT
+from tasks.training.shard import LOCK, RESULT
 from tasks.training.shard_training import profile_of, train_job
 from tasks.training.trainers import GPU_LOST, KERNELS
 
@@ -93,6 +93,6 @@ def forget_peaks() -> None:
 
 def train_once(folder: Path, without_kernels: str = "") -> None:
     """Train the job in `folder` unless it is done; raises `CpbError` if none of its members can be trained."""
-    with locked(folder / "lock"):
+    with locked(folder / LOCK):
         if not (folder / RESULT).exists():
             train_job(folder, without_kernels)

@@ -25,7 +25,9 @@ def fleet(root, name, used=0.0, coins=("BTCUSDT",), market="spot", **options):
     for member in shard.members:
         files = ("model.safetensors", "config.json", "metrics.json", "loss.png")
         names += [f"members/{member.name}/model/{file}" for file in files]
-        names += [f"members/{member.name}/{file}" for file in ("score-0123456789abcdef.npz", "test.npz")]
+        names += [
+            f"members/{member.name}/{file}" for file in ("score-0123456789abcdef.npz", "test.npz", "lock")
+        ]
         names.append(f".members.0123456789ab/{member.name}/model/.config.json.0123456789ab")
     for path in map(folder.joinpath, names):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,8 @@ import pytest
 from flows.train_all import run_train_all
 from schemas.errors import DamagedError
 from schemas.run import RunSpec
-from tasks.judging.fleet import known_score
+from tasks.judging import judge
+from tasks.judging.score_files import known_score
 from tasks.signals.feature_files import read_features, write_features
 from tasks.storage.locks import locked
 from tasks.storage.sealed import SEAL, resealing
@@ -97,6 +98,26 @@ def test_a_kill_while_a_member_is_judged_again_costs_no_training(stored):
     assert not list(verify_fleets(stored, MARKET))
     assert progress_so_far(fleet) == TRAINED
     assert known_score(member) is None
+
+
+def test_of_two_runs_that_judge_a_member_at_once_the_first_can_read_its_scores(stored, monkeypatch):
+    """They may run the same command: the slower one is done with its figures when the first has stored its own."""
+    member, fleet, compare = member_of(stored), fleet_of(stored), judge.touch_scores
+    (score,) = member.glob("score-*.npz")
+    with resealing(member, score.name):
+        score.unlink()
+    seen = []
+
+    def while_the_other_run_judges(*how, **more):
+        monkeypatch.setattr(judge, "touch_scores", compare)
+        assert judge.judge_members(fleet, [SERIES.name]) == []
+        monkeypatch.setattr(judge, "loss_png", lambda *_: seen.append(known_score(member)))
+        return compare(*how, **more)
+
+    monkeypatch.setattr(judge, "touch_scores", while_the_other_run_judges)
+    assert judge.judge_members(fleet, [SERIES.name]) == []
+    assert None not in seen
+    assert known_score(member)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
