@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from schemas.decision import Decision
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, log
 from schemas.failure import Failure, StepName, reasons
+from schemas.handover import SeriesRecord
 from schemas.ledger import Alarm
 from tasks.notices import events_of, tell_end
 from tasks.running.progress import PrintLine
@@ -57,7 +58,7 @@ class Run:
     `results`: path of the market's `results.json`. `stopped`: series no longer traded; they are left out, which is not
     a failure. `warnings`: about the trainings, such as a shortage of memory. `fleets`: each fleet's cost
     (`tasks.training.cost.fleet_cost`) and, of classifiers, its accuracy; `trained_before`: the names of those that
-    earlier runs have trained.
+    earlier runs have trained. `records`: the features that it is planned with.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Run:
     results: str = ""
     published: str = ""
     wandb_folder: Path | None = None
+    records: Sequence[SeriesRecord] = ()
     stopped: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     fleets: list[dict[str, Any]] = field(default_factory=list)
@@ -125,16 +127,20 @@ class Run:
 
     def end(self) -> None:
         """End the run in MLflow, if it has one, and mirror it; `flow_run` does so unless the flow has done it."""
-        # First: should MLflow refuse, the run is marked as failed by `_marked`, and is not ended a second time.
-        self.has_ended = True
         if self.run_id:
             self.mark()
-            if self.wandb_folder and (problem := mirror(self.run_id, self.wandb_folder)):
-                self.report(f"cpb: {problem}")
+        # From here on `marked` leaves it as it is: an error or Ctrl-C in what follows takes back nothing.
+        self.has_ended = True
+        if self.run_id and self.wandb_folder and (problem := mirror(self.run_id, self.wandb_folder)):
+            self.report(f"cpb: {problem}")
 
     def begin_again(self) -> None:
-        """Forget what an attempt has found, but for its run in MLflow, which stays open for the next attempt."""
-        vars(self).update(vars(Run(self.name, self.report, self.run_id)))
+        """Forget what an attempt has found, but for the run that it has opened in MLflow, and the data of that run."""
+        again = Run(self.name, self.report, self.run_id)
+        if self.run_id:
+            again.records = self.records
+            again.failures = [failure for failure in self.failures if failure.step in ("ingest", "features")]
+        vars(self).update(vars(again))
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
@@ -152,8 +158,8 @@ def flow_run(name: str, report: PrintLine, *, notify: bool = False) -> Iterator[
     """
     run = Run(name, report)
     try:
-        # `_marked` within: what it tells MLflow can fail too, and people are to read that as one sentence.
-        with store_errors(), _marked(run):
+        # `marked` within: what it tells MLflow can fail too, and people are to read that as one sentence.
+        with store_errors(), marked(run):
             yield run
             if not run.has_ended:
                 run.end()
@@ -168,30 +174,26 @@ def flow_run(name: str, report: PrintLine, *, notify: bool = False) -> Iterator[
         tell_end(name, events_of(run.failures, run.decisions, run.alarms), complete=not run.failures)
 
 
-def until_reachable(run: Run, attempt: Callable[[bool], None], waits_s: Sequence[float]) -> None:
-    """Make an attempt at the work of a run; where network or store alone ended it, again after each of these times.
-
-    Args:
-        attempt: called with whether an earlier attempt has opened the run in MLflow. It then takes the candles that are
-            stored: with newer ones it would be another run.
-    """
+def until_reachable(run: Run, attempt: Callable[[], None], waits_s: Sequence[float]) -> None:
+    """Make an attempt at the work of a run; where network or store alone ended it, again after each of these times."""
     for wait_s in waits_s:
         try:
             with store_errors():
-                return attempt(bool(run.run_id))
+                return attempt()
         except CpbError as error:
             if error.code not in AWAY:
                 raise
             log.warning("%s is tried again in %.0f minutes: %s", run.name, wait_s / 60, error)
         run.begin_again()
         pause(wait_s)
-    return attempt(bool(run.run_id))
+    return attempt()
 
 
 @contextmanager
-def _marked(run: Run) -> Iterator[None]:
+def marked(run: Run) -> Iterator[None]:
     """Mark the run in MLflow as failed with the reason if an error ends the block, as killed if an interrupt does.
 
+    One that has ended stays as it is.
     If the store itself is unavailable, the run stays open; the next cpb process that writes to the store marks it as
     killed. Interrupts (Ctrl-C, the signal with which Prefect cancels a run) are not subclasses of `Exception`.
     """
@@ -200,11 +202,13 @@ def _marked(run: Run) -> Iterator[None]:
             yield
     except Exception as error:
         # otherwise this would wait for the unavailable store again
-        if run.run_id and getattr(error, "code", "") != UNUSABLE:
+        if run.run_id and not run.has_ended and getattr(error, "code", "") != UNUSABLE:
             finish(run.run_id, FAILED, {REASON: str(error) or type(error).__name__})
+            run.has_ended = True
         raise
     except BaseException as interrupt:
         # An interrupt before the plan has opened nothing.
-        if run.run_id:
+        if run.run_id and not run.has_ended:
             kill(run.run_id, f"interrupted ({type(interrupt).__name__})")
+            run.has_ended = True
         raise

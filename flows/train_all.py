@@ -6,6 +6,7 @@ remaining work. The run in MLflow is found again by a digest of its inputs, and 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from prefect import runtime
 from prefect.client.schemas.objects import State
@@ -41,25 +42,22 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo, *, waits_s: Sequence[
             not installed or has no key.
     """
     with flow_run("train-all", report, notify=True) as run:
-        offline = {"offline": True, "tail": False}
-        until_reachable(
-            run,
-            lambda has_begun: _train_all(run, RunSpec(**spec.model_dump() | offline) if has_begun else spec),
-            waits_s,
-        )
+        # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
+        keeper = Keeper(report)
+        check_publishable(spec.market, spec.repo)
+        spec = with_listed_pairs(spec, report)
+        until_reachable(run, partial(_train_all, run, spec, keeper), waits_s)
     return run
 
 
-def _train_all(run: Run, spec: RunSpec) -> None:
-    # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
-    keeper = Keeper(run.report)
-    check_publishable(spec.market, spec.repo)
-    spec = with_listed_pairs(spec, run.report)
+def _train_all(run: Run, spec: RunSpec, keeper: Keeper) -> None:
     check_records(run, spec)
     with opened_engine(spec) as engine:
-        series = ingest_scope(run, spec)
-        records = write_columns(run, spec, series)
-        planned = plan_training(run, spec, records, engine)
+        # A second attempt takes the data of the first: with newer candles, which an hourly forecast may have fetched
+        # meanwhile, it would be another run in MLflow, and train everything anew.
+        if not run.run_id:
+            run.records = write_columns(run, spec, ingest_scope(run, spec))
+        planned = plan_training(run, spec, run.records, engine)
         with ShardsInUse(spec.scope.root):
             _, judged = train_and_score(run, spec, planned, engine, keeper)
             run.tell(accuracy_lines(run))

@@ -7,7 +7,7 @@ from typing import Any
 
 import cpbmodels
 from flows.phases import ingest_scope, write_columns
-from flows.run import Run, flow_run
+from flows.run import Run, flow_run, marked
 from schemas.errors import CpbError, counted, install_extra
 from schemas.tuning import Range, TuneSpec
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
@@ -40,8 +40,9 @@ def run_tune(spec: TuneSpec, report: PrintLine) -> dict[str, Any]:
         key = _key(spec, inner + newest)
         folder, storage = spec.scope.root / "tuning" / key, spec.scope.root / "tuning" / "optuna.db"
         folder.mkdir(parents=True, exist_ok=True)
-        # Two searches of one study would draw the same trials and overwrite each other's report.
-        with locked(folder / "lock"):
+        # Two searches of one study would draw the same trials and overwrite each other's report; and whoever waits for
+        # the lock finds a run that has ended, however it did.
+        with locked(folder / "lock"), marked(run):
             study = tuning.Study(storage, key, spec)
             run.run_id = _start_study(spec, key)
             log = partial(log_trials, run.run_id)
@@ -63,7 +64,7 @@ def run_tune(spec: TuneSpec, report: PrintLine) -> dict[str, Any]:
             }
             write_json(path, answer)
             open_store().client.log_artifact(run.run_id, str(path))
-            run.end()  # before the lock is free: the same command elsewhere finds a run that has ended
+            run.end()
     report(tuning.sentence(answer))
     return answer
 

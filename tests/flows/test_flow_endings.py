@@ -7,7 +7,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from prefect.exceptions import TerminationSignal
 
-from flows.run import flow_run
+from flows.run import flow_run, marked
 from schemas.errors import CpbError
 from schemas.failure import Failure
 from schemas.identity import ModelId, SeriesId
@@ -95,6 +95,37 @@ def test_a_run_without_failures_is_complete_and_has_no_reason(store):
     assert (ended.info.status, ended.data.tags["outcome"]) == ("FINISHED", "complete")
     assert not {"reason", "warnings"} & set(ended.data.tags)
     assert run.exit_code == 0
+
+
+@pytest.mark.parametrize("late", [KeyboardInterrupt(), CpbError("a figure cannot be shown")])
+def test_what_follows_the_end_of_a_run_takes_nothing_back(store, late):
+    opened = start_parent("k", {})
+
+    def ended_and_on():
+        with running(opened.run_id) as run:
+            run.end()
+            raise late  # as Ctrl-C does while the home is archived
+
+    with pytest.raises(type(late)):
+        ended_and_on()
+    ended = store.client.get_run(opened.run_id)
+    assert (ended.info.status, ended.data.tags["outcome"]) == ("FINISHED", "complete")
+
+
+def test_a_run_whose_end_is_refused_is_marked_failed(store, monkeypatch):
+    opened = start_parent("k", {})
+    monkeypatch.setattr("flows.run.Run.mark", lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError), running(opened.run_id):
+        pass
+    assert store.client.get_run(opened.run_id).info.status == "FAILED"
+
+
+def test_an_inner_block_marks_a_run_at_once_and_the_outer_leaves_it(store, monkeypatch):
+    opened, ended = start_parent("k", {}), []
+    monkeypatch.setattr("flows.run.finish", lambda *given: ended.append(given))
+    with pytest.raises(CpbError), running(opened.run_id) as run, marked(run):
+        raise CpbError("no trial was completed")
+    assert [outcome for _, outcome, _ in ended] == ["failed"]
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ def waited(monkeypatch):
 
 
 def attempts_of(run, *errors):
-    """An attempt that raises these errors, one a call, after it has opened the run; and what it was called with."""
+    """An attempt that raises these errors, one a call, after it has opened the run; and the run's id at each call."""
     calls = []
 
-    def attempt(has_begun):
-        calls.append(has_begun)
+    def attempt():
+        calls.append(run.run_id)
+        if not run.run_id:
+            run.failures.append(Failure.of(None, "ingest", "not published"))
         run.run_id = "r"
         run.failures.append(Failure.of(None, "plan", "left out"))
         if len(calls) <= len(errors):
@@ -37,8 +39,21 @@ def test_what_passes_by_itself_is_tried_again_and_nothing_is_told_twice(waited, 
     run = Run("train-all", print)
     attempt, calls = attempts_of(run, CpbError("away", code=code), CpbError("away", code=code))
     until_reachable(run, attempt, WAITS_S)
-    assert (calls, waited) == ([False, True, True], [900, 1800])
-    assert (len(run.failures), run.run_id) == (1, "r")
+    assert (calls, waited) == (["", "r", "r"], [900, 1800])
+    assert [failure.step for failure in run.failures] == ["ingest", "plan"]
+
+
+def test_what_ended_before_the_run_was_opened_begins_from_the_start(waited):
+    run, calls = Run("train-all", print), []
+
+    def attempt():
+        calls.append(len(run.failures))
+        run.failures.append(Failure.of(None, "ingest", "not published"))
+        if len(calls) == 1:
+            raise CpbError("away", code="unreachable")
+
+    until_reachable(run, attempt, WAITS_S)
+    assert (calls, len(run.failures)) == ([0, 0], 1)
 
 
 def test_the_last_error_ends_the_night(waited):
@@ -55,7 +70,7 @@ def test_every_other_error_ends_it_at_once(waited, error):
     attempt, calls = attempts_of(run, error)
     with pytest.raises(type(error)):
         until_reachable(run, attempt, WAITS_S)
-    assert (calls, waited) == ([False], [])
+    assert (calls, waited) == ([""], [])
 
 
 def test_a_command_that_somebody_typed_ends_at_once(waited):
@@ -63,4 +78,4 @@ def test_a_command_that_somebody_typed_ends_at_once(waited):
     attempt, calls = attempts_of(run, CpbError("away", code=UNUSABLE))
     with pytest.raises(CpbError):
         until_reachable(run, attempt, ())
-    assert (calls, waited) == ([False], [])
+    assert (calls, waited) == ([""], [])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cpbmodels.fleet.fleet import Fleet
+from flows.housekeeping import leave_results
 from flows.train_all import run_train_all
 from flows.train_one import train_one
 from schemas.errors import CpbError
@@ -20,6 +21,7 @@ from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.losses import registered_model
 from tasks.running.progress import reports_to
+from tasks.steps import ingest
 from tasks.storage.arrays import read_npz, write_npz
 from tasks.storage.sealed import resealing, sealed_files
 from tasks.tracking.archive import archives, restore
@@ -27,6 +29,7 @@ from tasks.tracking.calls import search
 from tasks.tracking.champions import champions
 from tasks.tracking.leaderboard import read_board
 from tasks.tracking.store import open_store
+from tasks.tracking.store_errors import UNUSABLE
 from tasks.training import shard_training as worker
 from tasks.training.checkpoint import LATEST
 from tasks.training.shard import read_job, read_result
@@ -72,8 +75,6 @@ def ingested(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CPB_HOME", str(place / "data"))
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
-        from tasks.steps import ingest
-
         ingest(SPEC.scope)
     return place
 
@@ -129,6 +130,29 @@ def test_a_whole_run_and_the_same_again(trainer, tmp_path):
     assert again.as_json() == first.as_json()
     assert len(statuses()) == 4
     assert any("trained before by the same command" in line for line in said)
+
+
+def test_a_second_attempt_takes_the_data_of_the_first(trainer, monkeypatch):
+    """Though an hourly forecast has fetched newer candles meanwhile: it is the same run, and trains nothing again."""
+    opened = []
+
+    def away_once(run, *given):
+        opened.append(run.run_id)
+        if len(opened) == 1:
+            raise CpbError("the MLflow store cannot be used", code=UNUSABLE)
+        leave_results(run, *given)
+
+    def meanwhile(_seconds):
+        ingest(RunSpec(**SPEC.model_dump() | {"as_of": "2025-01-03"}).scope)
+        trainer.before = lambda job, folder: pytest.fail("trained again")
+
+    monkeypatch.setattr("flows.train_all.leave_results", away_once)
+    monkeypatch.setattr("flows.run.pause", meanwhile)
+    alone = {"as_of": None, "offline": True, "architectures": "robust-har", "overrides": {}}
+    done = run_train_all(RunSpec(**SPEC.model_dump() | alone), print, waits_s=[900])
+    assert opened == [done.run_id] * 2
+    assert recorded("flow") == [("train-all", "FINISHED", "complete", None)]
+    assert done.forecast_rows == 20
 
 
 def test_a_machine_that_ends_between_two_fleets_loses_no_fleet(trainer, tmp_path, monkeypatch):
