@@ -1,4 +1,4 @@
-"""Steps and validation as CUDA graphs: gather, forward, backward, clip, optimizer, schedule and random draws at once.
+"""Runs the steps of an epoch, and validation; on a GPU as CUDA graphs, from the gather to the optimizer at once.
 
 A graph replays kernels on the memory addresses it was captured with. So the epoch's windows and learning rates lie in
 buffers that never move, and a counter on the device says which step it is. An epoch is then `replay()` n times: no
