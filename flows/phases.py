@@ -20,7 +20,7 @@ from tasks.running.parallel import run_each
 from tasks.running.progress import report_progress, reporting
 from tasks.signals.splits import FROZEN, STILL
 from tasks.steps import evaluate, features, ingest, plan, train
-from tasks.tracking.archive import Keeper
+from tasks.tracking.archive import Archiver
 from tasks.tracking.flow_log import run_skill, start_flow
 from tasks.tracking.runs import check_place, log_metrics
 from tasks.tracking.store import open_store
@@ -106,15 +106,15 @@ def _nothing_planned(run: Run, planned: TrainingPlan) -> CpbError:
     )
 
 
-def train_and_score(
+def train_and_evaluate(
     run: Run,
     spec: RunSpec,
     planned: TrainingPlan,
     engine: Engine,
-    keeper: Keeper,
+    archiver: Archiver,
     resume: ResumeMode = "use",
 ) -> tuple[list[list[ShardResult]], list[FleetJudgement]]:
-    """Train the planned fleets, judge each as its shards end, log it, and let the keeper archive it.
+    """Train the planned fleets, judge each as its shards end, log it, and archive it.
 
     Returns:
         Per fleet, the results of its shards, and its judgement: without a trained member it has no judgements, but is
@@ -132,7 +132,7 @@ def train_and_score(
     run.trained_before = [fleet.name for fleet in planned.fleets if is_trained(fleet, before)]
     with Judges(engine.cores) as judges:
         # Trainers on a CPU and judges share the cores: together they never hold more than there are.
-        judge = partial(_judge, run, spec, judges, keeper, left_out)
+        judge = partial(_judge, run, spec, judges, archiver, left_out)
         results, judged = train_and_judge(
             engine, planned.fleets, partial(train.after(planned), spec, engine), judge, before, run.report
         )
@@ -158,14 +158,14 @@ def _judge(
     run: Run,
     spec: RunSpec,
     judges: Judges,
-    keeper: Keeper,
+    archiver: Archiver,
     left_out: tuple[Failure, ...],
     fleet: FleetPlan,
     arrivals: Arrivals,
 ) -> FleetJudgement:
     judged = evaluate(spec, run.run_id, fleet, arrivals, judges, left_out)
     # After its record: an archive has the models of whole fleets, and MLflow's runs of them.
-    keeper.keep()
+    archiver.archive()
     return judged
 
 

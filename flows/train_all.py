@@ -14,7 +14,7 @@ from prefect.states import Completed
 
 from flows.console import echo
 from flows.housekeeping import leave_results, prune_if_asked, show_board
-from flows.phases import check_records, ingest_scope, plan_training, train_and_score, write_columns
+from flows.phases import check_records, ingest_scope, plan_training, train_and_evaluate, write_columns
 from flows.prefect import as_flow
 from flows.run import Run, flow_run, until_reachable
 from flows.sentences import accuracy_lines, decision_lines, end_lines
@@ -23,7 +23,7 @@ from schemas.run import RunSpec
 from tasks.market.listing import with_listed_pairs
 from tasks.running.progress import PrintLine
 from tasks.steps import check_publishable, forecast, opened_engine, promote, publish
-from tasks.tracking.archive import Keeper
+from tasks.tracking.archive import Archiver
 from tasks.training.shard_retention import ShardsInUse
 
 NIGHT_WAITS_S = (15 * 60, 30 * 60)
@@ -43,14 +43,14 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo, *, waits_s: Sequence[
     """
     with flow_run("train-all", report, notify=True) as run:
         # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
-        keeper = Keeper(report)
+        archiver = Archiver(report)
         check_publishable(spec.market, spec.repo)
         spec = with_listed_pairs(spec, report)
-        until_reachable(run, partial(_train_all, run, spec, keeper), waits_s)
+        until_reachable(run, partial(_train_all, run, spec, archiver), waits_s)
     return run
 
 
-def _train_all(run: Run, spec: RunSpec, keeper: Keeper) -> None:
+def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
     check_records(run, spec)
     with opened_engine(spec) as engine:
         # A second attempt takes the data of the first: with newer candles, which an hourly forecast may have fetched
@@ -59,7 +59,7 @@ def _train_all(run: Run, spec: RunSpec, keeper: Keeper) -> None:
             run.records = write_columns(run, spec, ingest_scope(run, spec))
         planned = plan_training(run, spec, run.records, engine)
         with ShardsInUse(spec.scope.root):
-            _, judged = train_and_score(run, spec, planned, engine, keeper)
+            _, judged = train_and_evaluate(run, spec, planned, engine, archiver)
             run.tell(accuracy_lines(run))
             run.decisions = promote(spec, judged, planned.stopped)
             run.tell(decision_lines(run.decisions))
@@ -71,7 +71,7 @@ def _train_all(run: Run, spec: RunSpec, keeper: Keeper) -> None:
     run.tell(end_lines(run))
     run.end()  # the pruning waits for no run that is still open, and an archive is to hold one that has ended
     prune_if_asked(run, spec)
-    keeper.keep()
+    archiver.archive()
 
 
 def _publish(run: Run, spec: RunSpec) -> object:

@@ -6,14 +6,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from flows.phases import check_records, ingest_scope, plan_training, train_and_score, write_columns
+from flows.phases import check_records, ingest_scope, plan_training, train_and_evaluate, write_columns
 from flows.run import flow_run
 from schemas.handover import Judgement, ShardResult
 from schemas.run import RunSpec
 from tasks.judging.accuracy import accuracy, accuracy_text
 from tasks.running.progress import PrintLine
 from tasks.steps import opened_engine
-from tasks.tracking.archive import Keeper
+from tasks.tracking.archive import Archiver
 from tasks.training.checkpoint import LATEST, Checkpoint
 from tasks.training.cost import cost_text, fleet_cost
 from tasks.training.queue import ResumeMode
@@ -36,17 +36,17 @@ def train_one(spec: RunSpec, *, resume: str | None, report: PrintLine) -> dict[s
     """
     mode: ResumeMode = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
     with flow_run("train", report) as run:
-        keeper = Keeper(report)
+        archiver = Archiver(report)
         check_records(run, spec)
         with opened_engine(spec) as engine:
             records = write_columns(run, spec, ingest_scope(run, spec))
             planned = plan_training(run, spec, records, engine)
             with ShardsInUse(spec.scope.root):
-                results, judged = train_and_score(run, spec, planned, engine, keeper, mode)
+                results, judged = train_and_evaluate(run, spec, planned, engine, archiver, mode)
                 # Before the result is read: `cpb train` is recorded even if a figure of it could not be shown.
                 run.end()
                 result = _result(results[0][0], judged[0].judgements[0])
-        keeper.keep()
+        archiver.archive()
     return result | {"exit": run.exit_code}
 
 

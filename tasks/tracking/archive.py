@@ -90,7 +90,7 @@ def archive_folder() -> Path | None:
     return folder
 
 
-class Keeper:
+class Archiver:
     """Archives the home into the folder of `CPB_KEEP`, if it is set; a failure is a warning and ends no training.
 
     Fleets that end while an archive is written share the next one.
@@ -103,7 +103,7 @@ class Keeper:
         self._report, self._folder = report, archive_folder()
         self._one_at_a_time, self._begun = threading.Lock(), 0.0
 
-    def keep(self) -> None:
+    def archive(self) -> None:
         """Archive what is stored now."""
         asked = time.monotonic()
         if not self._folder:

@@ -100,7 +100,7 @@ def trained(tmp_path, monkeypatch):
     def plan_training(run, spec, records, engine):
         run.run_id = "parent"
 
-    def train_and_score(run, spec, planned, engine, keeper, resume):
+    def train_and_evaluate(run, spec, planned, engine, archiver, resume):
         asked.update(name=run.name, spec=spec, resume=resume)
         return [[told.shard]], [told.judged]
 
@@ -109,7 +109,7 @@ def trained(tmp_path, monkeypatch):
     monkeypatch.setattr(train_one, "ingest_scope", lambda *_: ())
     monkeypatch.setattr(train_one, "write_columns", lambda *_: [])
     monkeypatch.setattr(train_one, "plan_training", plan_training)
-    monkeypatch.setattr(train_one, "train_and_score", train_and_score)
+    monkeypatch.setattr(train_one, "train_and_evaluate", train_and_evaluate)
     monkeypatch.setattr("flows.run.finish", lambda run_id, *outcome: asked.update(finished=run_id))
     return told
 

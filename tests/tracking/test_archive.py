@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from schemas.errors import CpbError, UsageError
 from tasks.storage.files import NOTIFY_FILE
 from tasks.tracking import archive as module
-from tasks.tracking.archive import KEEP, Keeper, archive, archive_folder, archives, restore
+from tasks.tracking.archive import KEEP, Archiver, archive, archive_folder, archives, restore
 from tasks.tracking.home_store import HomeStore, write_home_store
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/operations.md"
@@ -122,12 +122,12 @@ def test_a_folder_that_lies_elsewhere_is_told_before_a_training_and_never_left_o
 ):
     home, _ = place
     monkeypatch.setenv(KEEP, str(outside))
-    keeper = Keeper(print)
+    archiver = Archiver(print)
     (home / "klines").rename(tmp_path / "large")
     (home / "klines").symlink_to(tmp_path / "large")
     with pytest.raises(UsageError, match=rf"{home}/klines is a link"):
         archive_folder()
-    keeper.keep()  # made while it trained
+    archiver.archive()  # made while it trained
     assert f"not kept: {home}/klines is a link" in caplog.text
     assert not [*outside.iterdir()]
 
@@ -352,11 +352,11 @@ def test_what_keep_names_is_checked_before_a_training(place, outside, tmp_path, 
 def test_an_archive_that_cannot_be_written_is_a_warning(place, outside, monkeypatch, caplog, gone):
     monkeypatch.setenv(KEEP, str(outside))
     said = []
-    keeper = Keeper(said.append)
+    archiver = Archiver(said.append)
     outside.rmdir()
     if gone == "a file":
         outside.write_text("the disk is gone")
-    keeper.keep()
+    archiver.archive()
     assert said == []
     assert "not kept: " in caplog.text
     assert not outside.is_dir()  # below a mount point a folder would lie on the disk that is lost
@@ -376,14 +376,14 @@ def test_fleets_that_end_while_an_archive_is_written_share_the_next(place, outsi
 
     monkeypatch.setattr(module, "archive", slow)
     said = []
-    keeper = Keeper(said.append)
-    threads = [threading.Thread(target=keeper.keep) for _ in range(4)]
+    archiver = Archiver(said.append)
+    threads = [threading.Thread(target=archiver.archive) for _ in range(4)]
     threads[0].start()
     assert begun.wait(60)
     asked = threading.Semaphore(0)
 
     class Lock:
-        """The keeper's lock, which tells that a thread has asked for it."""
+        """The archiver's lock, which tells that a thread has asked for it."""
 
         def __init__(self, lock):
             self._lock = lock
@@ -395,7 +395,7 @@ def test_fleets_that_end_while_an_archive_is_written_share_the_next(place, outsi
         def __exit__(self, *_):
             self._lock.release()
 
-    keeper._one_at_a_time = Lock(keeper._one_at_a_time)
+    archiver._one_at_a_time = Lock(archiver._one_at_a_time)
     for thread in threads[1:]:
         thread.start()
         assert asked.acquire(timeout=60)
