@@ -65,7 +65,7 @@ def log_fleet(
     as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
     # Without its password: a source may be a URL with one, and MLflow's pages are read by others.
     tags = {"source": public_url(spec.source) if spec.source else "Binance Vision"} | source_tags(spec)
-    records = [member.features for member in fleet.members]
+    scope = scope_tags(spec, [member.features for member in fleet.members])
     trained = [
         (member, member_folder(shard_folder(spec.scope.root, shard), member.name), shard)
         for shard, result in zip(fleet.shards, results, strict=True)
@@ -86,9 +86,9 @@ def log_fleet(
                 "recipe": fleet.label,
                 "fleet_key": fleet.key,
                 "as_of": as_of,
-                **scope_tags(spec, records),
+                **scope,
             },
-            run_name(fleet.architecture, fleet.label, spec, records),
+            run_name(fleet.architecture, fleet.label, scope),
         )
         # Good members first: `ids` pairs with `trained` by position, and the failed come after.
         ids = log_members(run.run_id, [*good, *failed])

@@ -8,7 +8,6 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.judging.gate import rank
 from tasks.storage.records import value_digest
-from tasks.storage.urls import public_url
 from tasks.tracking.fleet_log import is_classifier
 from tasks.tracking.metrics import CLASSIFIER_SKILL, SKILL
 from tasks.tracking.runs import start_parent
@@ -35,11 +34,9 @@ def start_flow(spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[
     presets = ", ".join(dict.fromkeys(fleet.spec.preset for fleet in fleets))
     as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
     about = {"preset": presets, "market": spec.market, AS_OF: as_of, COMMAND: name}
-    tags = scope_tags(spec, records) | about
+    key, scope = _run_key(spec, records, fleets), scope_tags(spec, records)
     params = spec_params(spec) | {"architectures": [fleet.name for fleet in fleets]}
-    params["source"] = public_url(spec.source) if spec.source else None
-    key, title = _run_key(spec, records, fleets), run_name(name, presets, spec, records)
-    return start_parent(key, params, tags, title).run_id
+    return start_parent(key, params, scope | about, run_name(name, presets, scope)).run_id
 
 
 def _run_key(spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[FleetPlan]) -> str:

@@ -18,7 +18,7 @@ from schemas.coins import coins_label
 from schemas.handover import SeriesRecord
 from schemas.identity import MARKETS, SIM, SPOT, SeriesId
 from schemas.run import RunSpec
-from tasks.storage.urls import without_credentials
+from tasks.storage.urls import public_url, without_credentials
 from tasks.tracking.metrics import RATIO
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def spec_params(spec: RunSpec) -> dict[str, Any]:
     """Return the options of a run as params; the preset files as one text, whose names a param's name cannot hold."""
-    params = spec.model_dump(mode="json")
+    params = spec.model_dump(mode="json") | {"source": public_url(spec.source) if spec.source else None}
     files = params.pop("preset_files")
     return params | ({"preset_files": json.dumps(files)} if files else {})
 
@@ -212,15 +212,15 @@ def metric_entries(values: Mapping[str, Any], step: int = 0, timestamp: int | No
     return [Metric(name, value, stamp, step) for name, value in numbers.items()]
 
 
-def run_name(what: str, preset: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
-    """Return the name of a flow's run or a fleet's on these series.
+def run_name(what: str, preset: str, scope: Mapping[str, str]) -> str:
+    """Return the name of a flow's run or a fleet's.
 
     Args:
         what: the flow's command, the fleet's architecture.
         preset: the flow's presets, the fleet's preset with the digest of its changed options.
+        scope: its `scope_tags`.
     """
-    coins = coins_label(record.series.symbol for record in records)
-    return SEPARATOR.join((what, coins, _timeframes(records), preset, _data_end(spec, records)))
+    return SEPARATOR.join((what, scope[COINS], scope[TIMEFRAMES], preset, scope[CANDLES_UNTIL]))
 
 
 def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:

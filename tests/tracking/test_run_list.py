@@ -1,5 +1,6 @@
 """The newest runs: what each was asked for, and how it ended."""
 
+import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -7,11 +8,12 @@ from schemas.fleets import FleetSpec
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
+from schemas.tuning import TuneSpec
 from tasks.storage.process_ids import ProcessId
 from tasks.tracking.flow_log import start_flow
 from tasks.tracking.flow_runs import newest_flow_runs
 from tasks.tracking.runs import finish, start_parent
-from tasks.tracking.tags import PROCESS
+from tasks.tracking.tags import PROCESS, param_texts, spec_params
 
 LAST_US = int(datetime(2025, 6, 5, 23, tzinfo=UTC).timestamp() * 1e6)
 
@@ -51,6 +53,14 @@ def test_a_run_without_an_end_that_was_asked_for_says_its_newest_candle(store):
     start_flow(spec, records("sim", "BTCUSDT-1h"), fleets("gru"), "train-all")
     start_parent("old", {}, {"as_of": "newest"})
     assert {run.as_of for run in newest_flow_runs(store, 5)} == {"2025-06-05", "newest"}
+
+
+def test_the_params_of_every_command_show_no_password_of_a_source():
+    """Whole, although a quote in it ends the URL for a reader of texts."""
+    spec = TuneSpec(
+        coins="BTC", timeframes="1h", architectures="gru", source="https://me:pass'word@example.org/k"
+    )
+    assert "word" not in json.dumps(param_texts(spec_params(spec)))
 
 
 def test_a_run_whose_process_died_is_listed_as_killed_before_anybody_has_marked_it(store, monkeypatch):
