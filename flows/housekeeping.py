@@ -4,6 +4,7 @@ None of them fails a run: its models stand, and the run ends partial with the re
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import httpx
 from prefect.artifacts import create_markdown_artifact
@@ -29,14 +30,12 @@ def leave_results(run: Run, spec: RunSpec, judged: Sequence[FleetJudgement]) -> 
         run.report(f"results of {counted(number, 'model')} in {path}")
 
 
-def prune_if_asked(run: Run, spec: RunSpec) -> None:
-    """Delete old data after a run that has ended, where its specification asks for it."""
-    if not spec.prune:
-        return
+def prune_old(run: Run, home: Path) -> None:
+    """Delete old data after a run that has ended."""
     failed = len(run.failures)
     with run.attempt("prune"):
         try:
-            run.report(f"pruning: {delete_old(spec.scope.home, dry_run=False)}")
+            run.report(f"pruning: {delete_old(home, dry_run=False)}")
         except BusyError as error:  # the next nightly run prunes
             run.report(f"nothing was pruned: {error}")
     # The run has ended as complete before: it is ended again, as partial, with this reason.

@@ -88,8 +88,7 @@ def plan_training(run: Run, spec: RunSpec, records: Sequence[SeriesRecord], engi
         run.report(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
     if not planned.fleets:
         raise _nothing_planned(run, planned)
-    run.tell(set_aside_lines(spec, planned.fleets))
-    run.tell(profile_lines(spec, planned.fleets))
+    run.tell((*set_aside_lines(spec, planned.fleets), *profile_lines(spec, planned.fleets)))
     run.series = len(planned.series)
     # Only now: a run that is refused for its data or options has left nothing in MLflow, and its key holds the data.
     run.run_id = start_flow(spec, planned.series, planned.fleets, run.name)

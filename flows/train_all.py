@@ -6,14 +6,13 @@ remaining work. The run in MLflow is found again by a digest of its inputs, and 
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from prefect import runtime
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.housekeeping import leave_results, prune_if_asked, show_board
+from flows.housekeeping import leave_results, prune_old, show_board
 from flows.phases import check_records, ingest_scope, plan_training, train_and_evaluate, write_columns
 from flows.prefect import as_flow
 from flows.run import Run, flow_run, until_reachable
@@ -46,7 +45,7 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo, *, waits_s: Sequence[
         archiver = Archiver(report)
         check_publishable(spec.market, spec.repo)
         spec = with_listed_pairs(spec, report)
-        until_reachable(run, partial(_train_all, run, spec, archiver), waits_s)
+        until_reachable(run, lambda: _train_all(run, spec, archiver), waits_s)
     return run
 
 
@@ -70,7 +69,8 @@ def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
     run.forecast_rows = run.note(issued).total_rows
     run.tell(end_lines(run))
     run.end()  # the pruning waits for no run that is still open, and an archive is to hold one that has ended
-    prune_if_asked(run, spec)
+    if spec.prune:
+        prune_old(run, spec.scope.home)
     archiver.archive()
 
 

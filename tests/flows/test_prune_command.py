@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flows import cli
-from flows.housekeeping import prune_if_asked
+from flows.housekeeping import prune_old
 from flows.run import Run
 from schemas.errors import BusyError, CpbError
 from schemas.run import RunSpec
@@ -48,7 +48,7 @@ def nightly(monkeypatch, tmp_path):
 
         monkeypatch.setattr("flows.housekeeping.delete_old", prune)
         night = Run("train-all", said.append, run_id="r")
-        prune_if_asked(night, RunSpec(preset="smoke", prune=True))
+        prune_old(night, tmp_path)
         return night, said, finished
 
     return run
