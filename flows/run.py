@@ -32,6 +32,7 @@ class Partial(Protocol):
 
 
 Result = TypeVar("Result", bound=Partial)
+T = TypeVar("T")
 
 AWAY = ("unreachable", UNUSABLE)
 """Codes of the errors that pass without anybody's help: the source of the candles or the MLflow store is away."""
@@ -174,8 +175,11 @@ def flow_run(name: str, report: PrintLine, *, notify: bool = False) -> Iterator[
         tell_end(name, events_of(run.failures, run.decisions, run.alarms), complete=not run.failures)
 
 
-def until_reachable(run: Run, attempt: Callable[[], None], waits_s: Sequence[float]) -> None:
-    """Make an attempt at the work of a run; where network or store alone ended it, again after each of these times."""
+def until_reachable(run: Run, attempt: Callable[[], T], waits_s: Sequence[float]) -> T:
+    """Return what an attempt at a run's work returns.
+
+    Where network or store alone ended it, it is made again after each of these times.
+    """
     for wait_s in waits_s:
         try:
             with store_errors():

@@ -44,7 +44,7 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo, *, waits_s: Sequence[
         # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
         archiver = Archiver(report)
         check_publishable(spec.market, spec.repo)
-        spec = with_listed_pairs(spec, report)
+        spec = until_reachable(run, lambda: with_listed_pairs(spec, report), waits_s)
         until_reachable(run, lambda: _train_all(run, spec, archiver), waits_s)
     return run
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from tasks.market.client import SourceFault, Unreachable
 from tasks.market.ingestion import FilePlan, Ingestion
@@ -18,7 +17,7 @@ from tasks.market.layout import (
     months,
     period_bounds,
 )
-from tasks.market.listing import Catalogue
+from tasks.market.listing import Catalogue, unreachable
 from tasks.market.manifest import FileRecord, Part
 from tasks.market.writer import forget_damaged
 
@@ -47,12 +46,7 @@ def plan_files(ingestion: Ingestion, *, checks_stored: bool) -> Iterator[FilePla
     for plan in ingestion.pool.map(list_files, ingestion.scope.series, stored):
         series = plan.series
         if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in ingestion.plans.values()):
-            raise CpbError(
-                f"{ingestion.source.name} cannot be reached ({plan.fault}); check the network, or use a mirror with "
-                "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
-                code="unreachable",
-                field="source",
-            )
+            raise unreachable(ingestion.source, plan.fault)
         if checks_stored:  # damaged months of the time range are to be fetched
             for path in series.folder(ingestion.home, "offgrid").glob("????-??.parquet"):
                 if damage_of(path):

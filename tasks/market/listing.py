@@ -90,7 +90,7 @@ class Catalogue:
             if isinstance(self.source, FolderSource):
                 names |= self.source.symbols(market)
             elif isinstance(self.source, HttpSource):
-                pages = _pages(self.source, {"prefix": prefix})
+                pages = _pages(self.source, {"prefix": prefix}, names_are_known=False)
                 names |= {folder.removeprefix(prefix).strip("/") for page in pages for folder in page.folders}
         self._symbols[market] = sorted(name for name in names if SYMBOL.fullmatch(name))
         return self._symbols[market]
@@ -103,7 +103,7 @@ class Catalogue:
         try:
             listed = self.symbols(series.market)
         except SourceFault:
-            return []
+            listed = self._symbols[series.market] = []  # not asked again for each series
         return [
             name
             for name in listed
@@ -119,7 +119,7 @@ class Catalogue:
                 first = month_of(start) if kind == "monthly" else day_of(start)
                 # names are sorted, and `…-2024-01` stands just before `…-2024-01.zip`
                 query["marker"] = f"{prefix}{series.symbol}-{series.timeframe}-{first}"
-            pages = list(_pages(source, query))
+            pages = list(_pages(source, query, names_are_known=True))
             self.lists = bool(pages)
             if pages:
                 return [remote for page in pages for remote in page.files]
@@ -134,7 +134,7 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
     Leveraged tokens, stablecoins and currencies are left out. Other specifications are returned unchanged.
 
     Raises:
-        CpbError: the source has no listing, cannot be reached, or no pair is left.
+        CpbError: the source has no listing, cannot be reached (code `unreachable`), or no pair is left.
         UsageError: the run is offline.
     """
     if not spec.whole_exchange:
@@ -147,6 +147,8 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
     with open_source(spec.scope) as source:
         try:
             listed = [symbol for symbol in Catalogue(source).symbols(spec.market) if symbol.endswith("USDT")]
+        except Unreachable as fault:
+            raise unreachable(source, fault) from fault
         except SourceFault as fault:
             raise CpbError(f"{source.name} could not list its pairs: {fault}", code="source") from fault
     coins = [symbol for symbol in listed if is_coin_pair(symbol)]
@@ -160,6 +162,16 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
         f"exchange: {counted(len(coins), 'pair')} ({len(listed) - len(coins):,} leveraged or stable left out)"
     )
     return type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
+
+
+def unreachable(source: Source, fault: Unreachable) -> CpbError:
+    """Return the error of a source that cannot be reached, by whose code a night is tried again (`flows.run.AWAY`)."""
+    return CpbError(
+        f"{source.name} cannot be reached ({fault}); check the network, or use a mirror with `--source FOLDER|URL`, or "
+        "the built-in market simulator with `--source sim`",
+        code="unreachable",
+        field="source",
+    )
 
 
 def _without_unit(symbol: str) -> str:
@@ -181,8 +193,10 @@ class _Page:
         return [remote.key for remote in self.files] + self.folders
 
 
-def _pages(source: HttpSource, query: dict[str, str]) -> Iterator[_Page]:
+def _pages(source: HttpSource, query: dict[str, str], *, names_are_known: bool) -> Iterator[_Page]:
     """Yield the listing's pages; nothing if the server has no listing.
+
+    Nor if the listing's own host alone cannot be reached, where `names_are_known`, by which files may be requested.
 
     Raises:
         SourceFault: the listing breaks off, or does not end: the following entries are unknown.
@@ -193,9 +207,9 @@ def _pages(source: HttpSource, query: dict[str, str]) -> Iterator[_Page]:
         try:
             body = source.list_page(query)
         except Unreachable:
-            if begun or source.listing == source.base:
+            if begun or not names_are_known or source.listing == source.base:
                 raise
-            body = None  # only the bucket's host is blocked: files may still be requested by name
+            body = None
         page = _read_page(body) if body is not None else None
         if page is None and not begun:
             return

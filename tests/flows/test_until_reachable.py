@@ -3,8 +3,10 @@
 import pytest
 
 from flows.run import Run, until_reachable
+from flows.train_all import run_train_all
 from schemas.errors import CpbError
 from schemas.failure import Failure
+from schemas.run import RunSpec
 from tasks.tracking.store_errors import UNUSABLE
 
 WAITS_S = (900, 1800)
@@ -79,3 +81,16 @@ def test_a_command_that_somebody_typed_ends_at_once(waited):
     with pytest.raises(CpbError):
         until_reachable(run, attempt, ())
     assert (calls, waited) == ([""], [])
+
+
+def test_a_night_of_the_whole_exchange_asks_again_for_the_pairs(waited, monkeypatch):
+    asked = []
+
+    def listed(spec, _report):
+        asked.append(spec.coins)
+        raise CpbError("away", code="unreachable" if len(asked) == 1 else "source")
+
+    monkeypatch.setattr("flows.train_all.with_listed_pairs", listed)
+    with pytest.raises(CpbError) as error:
+        run_train_all(RunSpec(coins="exchange"), print, waits_s=WAITS_S)
+    assert (error.value.code, asked, waited) == ("source", ["exchange"] * 2, [900])

@@ -1,6 +1,8 @@
 """`cpb ingest` as people and programs call it."""
 
 import json
+import socket
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -9,11 +11,12 @@ from schemas.coins import is_coin_pair
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
 from schemas.scope import ScopeSpec
-from tasks.market import simulator
+from tasks.market import listing, simulator
+from tasks.market.client import HttpSource
 from tasks.market.layout import source_file
 from tasks.market.listing import with_listed_pairs
 from tests.tools.folder_mirror import FolderMirror
-from tests.tools.market_tools import build, key, put
+from tests.tools.market_tools import FAST, build, key, put
 
 
 @pytest.fixture
@@ -78,6 +81,19 @@ def test_a_source_without_a_listing_is_one_sentence(tmp_path):
     assert error.value.code == "source"
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
+
+
+def test_a_listing_that_cannot_be_reached_is_no_listing_without_pairs(tmp_path, monkeypatch):
+    """Binance's listing has a host of its own: a night of the whole exchange is tried again by this code."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        blocked = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with simulator.serve(FolderMirror(tmp_path), lists=False) as url:
+        source = HttpSource(url, listing=blocked, limits=FAST)
+        monkeypatch.setattr(listing, "open_source", lambda _scope: nullcontext(source))
+        with pytest.raises(CpbError, match="cannot be reached") as error:
+            with_listed_pairs(ScopeSpec(coins="exchange"), print)
+    assert error.value.code == "unreachable"
 
 
 def test_a_table_has_no_listing():
