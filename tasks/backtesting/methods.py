@@ -17,7 +17,7 @@ from tasks.backtesting.folds import FoldSeries
 from tasks.judging.baselines import Fit, random_walk
 from tasks.judging.forecasts import forecasts
 from tasks.judging.scores import Rows
-from tasks.storage.sealed import resealing
+from tasks.storage.sealed import resealing, writing
 from tasks.training.shard import shard_folder
 
 
@@ -132,7 +132,7 @@ class TrainedFleet:
         for shard, member in self.members.values():
             path = shard / "members" / member.name / "validation.npz"
             if path.exists():
-                with resealing(path.parent, path.name):
+                with writing(path.parent), resealing(path.parent, path.name):
                     path.unlink(missing_ok=True)  # another run of the same command was quicker
 
     def identity(self, fold: FoldSeries) -> ModelId:

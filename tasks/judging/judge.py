@@ -27,10 +27,9 @@ from tasks.judging.scores import coverage, pinball, realised
 from tasks.judging.touch_scores import touch_scores
 from tasks.running.resident import Requests
 from tasks.signals.feature_files import load_series
-from tasks.storage.locks import locked
 from tasks.storage.model_folder import FORECAST_PICTURE, LOSS_PICTURE, REFERENCE, write_reference
-from tasks.storage.sealed import resealing
-from tasks.training.shard import LOCK, home_of, member_folder, read_job, read_result
+from tasks.storage.sealed import resealing, writing
+from tasks.training.shard import home_of, member_folder, read_job, read_result
 
 log = logging.getLogger("cpb")
 
@@ -91,7 +90,7 @@ def _judge(shard: Path, job: ShardJob, planned: JobMember, trained: TrainedMembe
     # missing, and the member is judged again.
     model, scored, predicted = folder / "model", score_file(folder), ("test.npz", "validation.npz")
     judged = (f"model/{name}" for name in (REFERENCE, FORECAST_PICTURE, LOSS_PICTURE))
-    with locked(folder / LOCK):
+    with writing(folder):
         # A run of the same command judges the same members at the same time: what the first has stored stays listed,
         # since it reads its scores as soon as its judge answers.
         if known_score(folder):

@@ -31,7 +31,7 @@ from tasks.storage.records import (
     record_in,
     write_record,
 )
-from tasks.storage.sealed import resealing, sealed_files
+from tasks.storage.sealed import resealing, sealed_files, writing
 
 METRICS = "metrics.json"
 REFERENCE = "reference.json"
@@ -108,17 +108,19 @@ def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> N
         CONFIG: _config_values(model) | {"metrics": dict(metrics)},
         METRICS: {**metrics, "verdict": verdict},
     }
-    listed = sealed_files(folder)
-    due = [
-        name
-        for name, values in contents.items()
-        # Not listed: a kill came between the file and the seal. As text, since NaN is not equal to itself.
-        if f"model/{name}" not in listed or canonical(read_json_or_none(model / name)) != canonical(values)
-    ]
-    if due:
-        with resealing(folder, *(f"model/{name}" for name in due)):
-            for name in due:
-                write_json(model / name, contents[name])
+    with writing(folder):
+        listed = sealed_files(folder)
+        due = [
+            name
+            for name, values in contents.items()
+            # Not listed: a kill came between the file and the seal. As text, since NaN is not equal to itself.
+            if f"model/{name}" not in listed
+            or canonical(read_json_or_none(model / name)) != canonical(values)
+        ]
+        if due:
+            with resealing(folder, *(f"model/{name}" for name in due)):
+                for name in due:
+                    write_json(model / name, contents[name])
 
 
 def write_reference(folder: Path, reference: Reference) -> None:

@@ -3,6 +3,9 @@
 It answers for every file of the folder whether it is the one that was written. A file that the seal does not list is
 not finished: its writer was killed, and writes it again. So a file leaves the list before it changes, and returns to it
 when it is on disk; a kill in between costs that file, and never makes a whole folder look damaged.
+
+Two commands can meet in one folder, as both judge what one of them has trained. Writers hold its lock from what they
+decide by to the end of `resealing`; readers need none.
 """
 
 import os
@@ -15,9 +18,11 @@ from pathlib import Path
 from cpbmodels.files import read_regular
 from schemas.base import Record
 from schemas.errors import DamagedError
+from tasks.storage.locks import locked
 from tasks.storage.records import AGAIN, NOT_WRITTEN, digest_fault, file_digest, read_record, write_record
 
 SEAL = "files.json"
+SEAL_LOCK = "lock"
 
 
 class Seal(Record):
@@ -36,6 +41,14 @@ def seal(folder: Path) -> None:
 def sealed_files(folder: Path) -> dict[str, str]:
     """Return the sha256 of each file of a sealed folder; raises `FileNotFoundError` (no seal) or `DamagedError`."""
     return read_record(folder / SEAL, Seal).files
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Let nobody else write in a sealed folder during the block: `resealing` stands in such a block."""
+    # In the folder, not among a user's own locks: that of another user, or of another host, must meet it.
+    with locked(folder / SEAL_LOCK):
+        yield
 
 
 @contextmanager
@@ -68,13 +81,20 @@ def read_sealed(folder: Path, name: str) -> bytes:
     return content
 
 
+def sealed_fault(folder: Path, name: str, digest: str) -> str:
+    """Return the fault of a file by its digest in the seal, "" for none, or where it has been written to since."""
+    fault = digest_fault(folder / name, digest)
+    # A writer takes the file off the list first: as long as the list says the same, nobody has touched the file.
+    return fault if fault and sealed_files(folder).get(name) == digest else ""
+
+
 def check_sealed(folder: Path, *names: str) -> None:
     """Raise `DamagedError` for the first file of a sealed folder that is missing or damaged; `names`: default all.
 
     A file that is not finished is left out. Other errors as in `sealed_files`.
     """
     for name, digest in sealed_files(folder).items():
-        if (not names or name in names) and (fault := digest_fault(folder / name, digest)):
+        if (not names or name in names) and (fault := sealed_fault(folder, name, digest)):
             raise DamagedError.of(folder / name, fault, AGAIN)
 
 

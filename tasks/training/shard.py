@@ -18,7 +18,7 @@ from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
 LOCK = "lock"
-"""In a shard's folder that of its trainer, in a member's that of its judge."""
+"""That of the shard's trainer."""
 EPOCHS = "epochs.jsonl"
 """Of a shard in training: the cost of each epoch, a line per report (`progress.py`)."""
 CHECKPOINTS = "checkpoints"

@@ -15,7 +15,7 @@ from schemas.retention import SHARD_UNUSED_DAYS, SHARDS_PER_KIND
 from tasks.storage.files import delete_files
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import MODEL_FILES
-from tasks.storage.sealed import SEAL
+from tasks.storage.sealed import SEAL, SEAL_LOCK
 from tasks.training.shard import (
     CHECKPOINTS,
     EPOCHS,
@@ -29,7 +29,8 @@ from tasks.training.shard import (
 )
 
 _MEMBER_FILE = re.compile(
-    rf"model/({'|'.join(map(re.escape, MODEL_FILES))})|(validation|test|score-[0-9a-f]+)\.npz|{re.escape(SEAL)}|{LOCK}"
+    rf"model/({'|'.join(map(re.escape, MODEL_FILES))})|(validation|test|score-[0-9a-f]+)\.npz"
+    rf"|{re.escape(SEAL)}|{SEAL_LOCK}"
 )
 
 

@@ -16,7 +16,7 @@ from tasks.market.manifest_file import intact_manifest
 from tasks.market.store_files import writer_lock
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage.records import digest_fault
-from tasks.storage.sealed import SEAL, Seal
+from tasks.storage.sealed import SEAL, Seal, sealed_fault
 from tasks.training.progress import progress_fault
 from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
 from tasks.verify.checks import Check, intact_record, is_database, record_check, remove_command, series_in
@@ -107,4 +107,4 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
             yield record_check(place / SEAL, Seal, "", command)
             if seal := intact_record(place / SEAL, Seal, ""):
                 for name, digest in seal.files.items():
-                    yield place / name, partial(digest_fault, place / name, digest), command
+                    yield place / name, partial(sealed_fault, place, name, digest), command

@@ -2,14 +2,17 @@ import json
 import math
 from contextlib import suppress
 from hashlib import sha256
+from threading import Thread
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from cpbmodels.fleet.config import DIGEST, digest
+from cpbmodels.fleet.config import CONFIG, DIGEST, digest
 from schemas.errors import DamagedError
+from tasks.storage import model_folder
 from tasks.storage.model_folder import (
+    METRICS,
     damage_of,
     file_digests,
     read_config,
@@ -122,3 +125,27 @@ def test_one_changed_bit_is_damage_where_a_digest_is_known(folder, name):
 def test_a_broken_config_is_damage_without_a_digest_too(folder):
     cut(folder / "config.json", 0.5)
     assert "config.json" in damage_of(folder, {})
+
+
+def test_of_two_commands_that_write_the_same_scores_the_second_touches_no_file(tmp_path, monkeypatch):
+    """The first reads the seal next, for the digests that MLflow keeps: no file may be missing from it meanwhile."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / CONFIG).write_text('{"architecture": "gru"}')
+    seal(tmp_path)
+    write, entered, written = model_folder.write_json, model_folder.resealing, []
+    monkeypatch.setattr(
+        model_folder, "write_json", lambda *what: (written.append(what[0].name), write(*what))
+    )
+    other = Thread(target=write_metrics, args=(tmp_path, {"test_n": 3.0}, "better"))
+
+    def both_have_decided(*names):
+        monkeypatch.setattr(model_folder, "resealing", entered)
+        other.start()
+        other.join(0.5)
+        return entered(*names)
+
+    monkeypatch.setattr(model_folder, "resealing", both_have_decided)
+    write_metrics(tmp_path, {"test_n": 3.0}, "better")
+    other.join()
+    assert sorted(written) == [CONFIG, METRICS]
+    assert sealed_files(tmp_path).keys() == {f"model/{CONFIG}", f"model/{METRICS}"}

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.errors import DamagedError
 from tasks.storage.arrays import read_npz, write_npz
-from tasks.storage.sealed import SEAL, check_sealed, read_sealed, resealing, seal, sealed_files
+from tasks.storage.sealed import SEAL, check_sealed, read_sealed, resealing, seal, sealed_fault, sealed_files
 
 ARRAYS = {"origins": np.arange(9), "quantiles": np.linspace(0, 1, 12, dtype=np.float32).reshape(2, 3, 2)}
 PICTURE = "model/loss.png"
@@ -97,3 +97,14 @@ def test_a_writer_that_is_killed_leaves_its_files_unfinished_and_the_others_whol
     for name in (path.name, "new"):
         with pytest.raises(FileNotFoundError):
             read_sealed(path.parent, name)
+
+
+def test_a_file_that_a_writer_has_begun_meanwhile_is_no_damage(path):
+    """`cpb verify` and a trainer compare a file with a list that they read a moment ago."""
+    before = sealed_files(path.parent)[path.name]
+    with resealing(path.parent, path.name):
+        write_npz(path, {"origins": np.arange(3)})
+        assert sealed_fault(path.parent, path.name, before) == ""
+    assert sealed_fault(path.parent, path.name, before) == ""
+    path.write_bytes(b"damaged")
+    assert sealed_fault(path.parent, path.name, sealed_files(path.parent)[path.name])

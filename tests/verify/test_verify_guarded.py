@@ -61,7 +61,7 @@ def test_an_unexpected_error_of_one_kind_stops_no_other(stored, monkeypatch, kin
 
 def test_an_unexpected_error_at_one_file_stops_no_other_file(stored, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.verify.computed.digest_fault", boom)
+        patch.setattr("tasks.verify.computed.sealed_fault", boom)
         result = verify_all(stored, (MARKET,))
     assert result.unchecked == []
     assert {damage.path.rpartition(".")[2] for damage in result.damaged} >= {"png", "npz", "safetensors"}
