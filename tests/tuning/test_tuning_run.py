@@ -13,9 +13,10 @@ optuna = pytest.importorskip("optuna")
 
 import cpbmodels  # noqa: E402
 from flows.tune import run_tune  # noqa: E402
-from schemas.errors import CpbError  # noqa: E402
+from schemas.errors import BusyError, CpbError  # noqa: E402
 from schemas.run import RunSpec  # noqa: E402
 from schemas.tuning import TuneSpec  # noqa: E402
+from tasks.storage.locks import locked  # noqa: E402
 from tasks.tracking.calls import search  # noqa: E402
 from tasks.tracking.leaderboard import read_board  # noqa: E402
 from tasks.tracking.metrics import OF_TRIALS  # noqa: E402
@@ -152,6 +153,26 @@ def test_a_budget_that_ends_within_the_first_epoch_leaves_the_trials_out(place, 
         tune(trials=4, budget="10m")
     assert error.value.code == "no-trial"
     assert "none of 0 trials was completed" in str(error.value)
+
+
+def test_a_failed_search_is_marked_before_another_one_may_begin(place, monkeypatch):
+    """Otherwise the same command, which waits for the lock, would open a run that is then marked as failed."""
+
+    def no_trials(*_given):
+        raise CpbError("no trial was completed")
+
+    def marked(_run_id, outcome, _tags):
+        (lock,) = place.glob("home/sim/tuning/*/lock")
+        with pytest.raises(BusyError), locked(lock, wait=False):
+            pass
+        ended.append(outcome)
+
+    ended = []
+    monkeypatch.setattr(loop, "run_trials", no_trials)
+    monkeypatch.setattr("flows.run.finish", marked)
+    with pytest.raises(CpbError, match="no trial"):
+        tune(trials=1)
+    assert ended == ["failed"]
 
 
 def test_halving_gives_up_the_worse_half_of_a_batch(tmp_path):
