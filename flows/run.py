@@ -14,7 +14,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, log
 from schemas.failure import Failure, StepName, reasons
 from schemas.handover import SeriesRecord
 from schemas.ledger import Alarm
-from tasks.notices import events_of, tell_end
+from tasks.notices import Events, events_of, tell_end
 from tasks.running.progress import PrintLine
 from tasks.storage.interrupts import pause
 from tasks.tracking.runs import finish, kill
@@ -59,7 +59,7 @@ class Run:
     `results`: path of the market's `results.json`. `stopped`: series no longer traded; they are left out, which is not
     a failure. `warnings`: about the trainings, such as a shortage of memory. `fleets`: each fleet's cost
     (`tasks.training.cost.fleet_cost`) and, of classifiers, its accuracy; `trained_before`: the names of those that
-    earlier runs have trained. `records`: the features that it is planned with.
+    earlier runs have trained. `records`: the features that it is planned with. `decided_before`: by earlier attempts.
     """
 
     name: str
@@ -79,6 +79,7 @@ class Run:
     trained_before: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     decisions: Sequence[Decision] = ()
+    decided_before: Sequence[Decision] = ()
     alarms: Sequence[Alarm] = ()
     has_ended: bool = False
 
@@ -135,9 +136,16 @@ class Run:
         if self.run_id and self.wandb_folder and (problem := mirror(self.run_id, self.wandb_folder)):
             self.report(f"cpb: {problem}")
 
+    @property
+    def events(self) -> Events:
+        """What people are to be told of the run."""
+        return events_of(self.failures, (*self.decided_before, *self.decisions), self.alarms)
+
     def begin_again(self) -> None:
         """Forget what an attempt has found, but for the run that it has opened in MLflow, and the data of that run."""
         again = Run(self.name, self.report, self.run_id)
+        # The next attempt finds these champions serving: nobody would be told that they have changed.
+        again.decided_before = (*self.decided_before, *self.decisions)
         if self.run_id:
             again.records = self.records
             again.failures = [failure for failure in self.failures if failure.step in ("ingest", "features")]
@@ -169,10 +177,10 @@ def flow_run(name: str, report: PrintLine, *, notify: bool = False) -> Iterator[
         if notify:
             code = getattr(error, "code", type(error).__name__)
             failed = {f"failed {name} {code}": str(error) or code}
-            tell_end(name, failed | events_of(run.failures, run.decisions, run.alarms), complete=False)
+            tell_end(name, failed | run.events, complete=False)
         raise
     if notify:
-        tell_end(name, events_of(run.failures, run.decisions, run.alarms), complete=not run.failures)
+        tell_end(name, run.events, complete=not run.failures)
 
 
 def until_reachable(run: Run, attempt: Callable[[], T], waits_s: Sequence[float]) -> T:

@@ -1,11 +1,15 @@
 """A night that network or store alone ended is tried again; every other error ends it at once."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from flows.run import Run, until_reachable
 from flows.train_all import run_train_all
+from schemas.decision import Decision, ModelRef
 from schemas.errors import CpbError
 from schemas.failure import Failure
+from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.tracking.store_errors import UNUSABLE
 
@@ -43,6 +47,31 @@ def test_what_passes_by_itself_is_tried_again_and_nothing_is_told_twice(waited, 
     until_reachable(run, attempt, WAITS_S)
     assert (calls, waited) == (["", "r", "r"], [900, 1800])
     assert [failure.step for failure in run.failures] == ["ingest", "plan"]
+
+
+def test_a_switch_of_the_first_attempt_is_told_though_the_second_finds_it_done(waited):
+    run = Run("train-all", print)
+    (switched, kept) = (
+        Decision(
+            series=SeriesId("spot", "BTCUSDT", "1h"),
+            outcome=outcome,
+            rule="r",
+            version_number="2",
+            reason="it is better",
+            candidate=ModelRef(recipe="gru/default/3f9a12c0d4e5"),
+            decided_at=datetime(2025, 6, 6, tzinfo=UTC),
+        )
+        for outcome in ("switched", "kept")
+    )
+
+    def attempt():
+        run.decisions = [kept if waited else switched]
+        if not waited:
+            raise CpbError("away", code=UNUSABLE)
+
+    until_reachable(run, attempt, WAITS_S)
+    assert run.decisions == [kept]
+    assert list(run.events) == ["switch BTCUSDT-1h 2"]
 
 
 def test_what_ended_before_the_run_was_opened_begins_from_the_start(waited):
