@@ -6,7 +6,7 @@ Mean returns, their spread, mean ranges and Bitcoin's, as columns that a series 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,14 +30,16 @@ RANGE_LENGTHS = (*MARKET_RANGES, *BITCOIN_RANGES)
 class CoinMoves:
     """What a cross-section reads of one coin, by the length of the window: arrays [rows], NaN where not known yet.
 
+    Each is computed when it is asked for: those of all coins and lengths at once would double the memory.
+
     times: int64 [rows], open times in µs UTC, ascending.
     returns: of `RETURN_LENGTHS`, in units of the coin's volatility (`cpbmodels.data.wide.returns`).
     ranges: of `RANGE_LENGTHS`, the columns `log_range_mean_{n}`.
     """
 
     times: np.ndarray
-    returns: Mapping[int, np.ndarray]
-    ranges: Mapping[int, np.ndarray]
+    returns: Callable[[int], np.ndarray]
+    ranges: Callable[[int], np.ndarray]
     is_bitcoin: bool
 
 
@@ -65,8 +67,8 @@ class CrossSection:
                 out[row, place] = column
             return out
 
-        returns = {n: spread_out([coin.returns[n] for coin in coins]) for n in RETURN_LENGTHS}
-        ranges = {n: spread_out([coin.ranges[n] for coin in coins]) for n in set(RANGE_LENGTHS)}
+        returns = {n: spread_out([coin.returns(n) for coin in coins]) for n in RETURN_LENGTHS}
+        ranges = {n: spread_out([coin.ranges(n) for coin in coins]) for n in set(RANGE_LENGTHS)}
         mean = {n: _mean(values) for n, values in ranges.items()}
         # Bitcoin leads the others. Without it, and where it has no candle, the mean stands for it: no column is lost.
         bitcoin = [row for row, coin in enumerate(coins) if coin.is_bitcoin]

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from cpbmodels.data.columns import (
     feature_frame,
     segment_ids,
 )
-from cpbmodels.data.cross_section import RANGE_LENGTHS, RETURN_LENGTHS, CoinMoves, CrossSection
+from cpbmodels.data.cross_section import RANGE_LENGTHS, CoinMoves, CrossSection
 from cpbmodels.data.numbers import Decimal
 from cpbmodels.data.wide import MARKET_COLUMNS, WIDE_COLUMNS, own_columns, quarters, returns
 from cpbmodels.errors import ModelError, printable
@@ -325,8 +325,8 @@ def cross_section_of(coins: Sequence[Series]) -> CrossSection:
         [
             CoinMoves(
                 times=coin.times,
-                returns={n: returns(coin.prices, coin.volatility, coin.segments, n) for n in RETURN_LENGTHS},
-                ranges=dict(zip(RANGE_LENGTHS, coin.columns(_MEAN_RANGES).T, strict=True)),
+                returns=partial(returns, coin.prices, coin.volatility, coin.segments),
+                ranges=partial(_mean_range, coin),
                 # A series of cpb's has the name of its market before the symbol, as in `um-BTCUSDT`.
                 is_bitcoin=coin.symbol.rpartition("-")[2].startswith("BTC"),
             )
@@ -334,6 +334,10 @@ def cross_section_of(coins: Sequence[Series]) -> CrossSection:
             if coin.times is not None
         ]
     )
+
+
+def _mean_range(coin: Series, n: int) -> np.ndarray:
+    return coin.columns((f"log_range_mean_{n}",))[:, 0]
 
 
 def with_cross_section(series: Sequence[Series]) -> list[Series]:
