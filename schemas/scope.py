@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cpbmodels.data import TABLE_SUFFIXES
+from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
 from schemas.base import Spec
 from schemas.coins import CHAMPIONS, EXCHANGE, coins_label, parse_coins, parse_timeframes
 from schemas.errors import UsageError
@@ -81,8 +81,10 @@ class Scope(BaseModel):
 
     @property
     def title(self) -> str:
-        """Coins and timeframes in words: `20 coins 15m,1h`, `BTC, ETH 1h`."""
-        return f"{coins_label(self.symbols) if self.symbols else 'all coins'} {','.join(self.timeframes)}"
+        """Coins and timeframes in words: `20 coins 15m,1h`, `BTC, ETH 1h`; `all coins` is at every timeframe."""
+        coins = coins_label(self.symbols) if self.symbols else "all coins"
+        # Fifteen names, as of an hourly forecast, would hide in Prefect's lists what kind of run it is.
+        return coins if self.timeframes == (*INTERVAL_SECONDS,) else f"{coins} {','.join(self.timeframes)}"
 
     def selects(self, series: SeriesId) -> bool:
         """Whether a series of the market is asked for; without symbols, as for `champions`, every coin is.

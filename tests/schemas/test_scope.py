@@ -3,6 +3,7 @@ from datetime import UTC, datetime
 import pytest
 
 from schemas.errors import UsageError
+from schemas.forecasting import ForecastSpec
 from schemas.scope import ScopeSpec, parse_instant
 
 
@@ -44,3 +45,9 @@ def test_the_simulator_is_a_market_of_its_own(tmp_path, monkeypatch):
         assert (spec.scope.home, spec.scope.root) == (tmp_path, tmp_path / "sim")
         assert {series.market for series in spec.scope.series} == {"sim"}
     assert ScopeSpec(market="um").scope.root == tmp_path
+
+
+def test_a_title_names_coins_and_timeframes_but_not_all_fifteen():
+    assert ScopeSpec(coins="BTC,ETH", timeframes="1h,15m").scope.title == "BTC, ETH 1h,15m"
+    assert ForecastSpec().scope.title == "all coins"
+    assert ForecastSpec(timeframes="1h").scope.title == "all coins 1h"
