@@ -216,13 +216,11 @@ def _start_worker(client: "SyncPrefectClient", result: Started) -> None:
     for queue, runs in QUEUES.items():
         with suppress(ObjectAlreadyExists):  # a limit that its user has changed stays
             client.create_work_queue(queue, concurrency_limit=runs, work_pool_name=POOL)
-    # Read before: deploying makes every schedule active again.
-    before = client.read_deployments(limit=PAGE)
-    paused = {deployment.id for deployment in before if is_paused(deployment)}
-    _deploy(result.port)  # this makes the schedules anew
+    # Read before: deploying makes the schedules anew, and every deployment and schedule active again.
+    before = {deployment.id: deployment for deployment in client.read_deployments(limit=PAGE)}
+    _deploy(result.port)
     for deployment in client.read_deployments(limit=PAGE):
-        for schedule in deployment.schedules if deployment.id in paused else ():
-            client.update_deployment_schedule(deployment.id, schedule.id, active=False)
+        _pause_as(before.get(deployment.id, deployment), deployment, client)
     _stop("worker")  # its flow runs go on without it
     result.runs_ended = _end_open_runs(client)
     result.runs_dropped = _drop_missed_runs(client)
@@ -238,8 +236,16 @@ def _start_worker(client: "SyncPrefectClient", result: Started) -> None:
     _start("worker", result, [server.pid], ready=polls)
 
 
-def is_paused(deployment: "DeploymentResponse") -> bool:
-    """Whether a deployment has schedules, none of which starts runs."""
+def _pause_as(earlier: "DeploymentResponse", now: "DeploymentResponse", client: "SyncPrefectClient") -> None:
+    # Each pause in its own kind: Prefect's page has a switch for both, and one does not undo the other.
+    if earlier.paused:
+        client.pause_deployment(now.id)
+    for schedule in now.schedules if is_unscheduled(earlier) else ():
+        client.update_deployment_schedule(now.id, schedule.id, active=False)
+
+
+def is_unscheduled(deployment: "DeploymentResponse") -> bool:
+    """Whether a deployment has schedules, none of which is active."""
     return bool(deployment.schedules) and not any(schedule.active for schedule in deployment.schedules)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 
 from flows.deploy.services import (
@@ -17,7 +18,7 @@ from flows.deploy.services import (
     client_of,
     data_home,
     find,
-    is_paused,
+    is_unscheduled,
     last_port,
     log_file,
 )
@@ -35,7 +36,8 @@ class Deployment:
     """A deployment: its newest ended run and the start of its next; None if there is no such run yet.
 
     `running`, `queued`: the names of its runs that are at work, and of those that are due and wait for another run to
-    end, or for a worker. `paused`: its schedules start no run.
+    end, or for a worker. `paused`: it, its schedules, its queue or the pool is paused, so none begins by
+    itself.
     """
 
     name: str
@@ -120,5 +122,11 @@ def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:
                 later[0].expected_start_time if later else None,
                 [run.name for run in runs(["RUNNING", "PENDING", "CANCELLING"], FlowRunSort.START_TIME_ASC)],
                 [run.name for run in due],
-                is_paused(deployment),
+                _is_paused(client, deployment),
             )
+
+
+def _is_paused(client: SyncPrefectClient, deployment: DeploymentResponse) -> bool:
+    if deployment.paused or is_unscheduled(deployment) or client.read_work_pool(POOL).is_paused:
+        return True
+    return bool(deployment.work_queue_id and client.read_work_queue(deployment.work_queue_id).is_paused)

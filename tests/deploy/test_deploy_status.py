@@ -1,9 +1,14 @@
 """What `cpb deploy status` prints for people: on stdout, with the runs at work, those that wait, and what is paused."""
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
 
 from flows.cli.serve import _print_status
-from flows.deploy.status import Deployment, Status
+from flows.deploy.services import _pause_as
+from flows.deploy.status import Deployment, Status, _is_paused
 
 NIGHT = datetime(2026, 1, 2, 6, 30, tzinfo=UTC)
 
@@ -32,3 +37,39 @@ def test_the_table_shows_running_queued_and_paused(capsys):
     assert rows["train-all/nightly"].rstrip().endswith("2026-01-02 06:30 UTC")
     assert rows["forecast/hourly"].rstrip().endswith("paused")
     assert "WRONG: the last run" in out
+
+
+def deployment(paused=False, active=True):
+    schedules = [SimpleNamespace(id="schedule", active=active)]
+    return SimpleNamespace(id="hourly", paused=paused, schedules=schedules, work_queue_id="queue")
+
+
+@pytest.mark.parametrize(
+    ("given", "pool", "queue", "expected"),
+    [
+        ({}, False, False, False),
+        ({"paused": True}, False, False, True),
+        ({"active": False}, False, False, True),
+        ({}, True, False, True),
+        ({}, False, True, True),
+    ],
+)
+def test_a_deployment_is_paused_by_itself_its_schedules_the_pool_or_its_queue(given, pool, queue, expected):
+    client = Mock()
+    client.read_work_pool.return_value.is_paused = pool
+    client.read_work_queue.return_value.is_paused = queue
+    assert _is_paused(client, deployment(**given)) is expected
+
+
+@pytest.mark.parametrize(
+    ("earlier", "asked"),
+    [
+        ({}, []),
+        ({"paused": True}, ["pause_deployment"]),
+        ({"active": False}, ["update_deployment_schedule"]),
+    ],
+)
+def test_what_deploying_made_active_is_paused_again_in_its_own_kind(earlier, asked):
+    client = Mock()
+    _pause_as(deployment(**earlier), deployment(), client)
+    assert [name for name, *_ in client.method_calls] == asked

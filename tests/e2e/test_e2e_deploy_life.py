@@ -114,15 +114,19 @@ def test_after_a_power_cut_the_next_start_marks_the_run(running):
 
 
 def test_a_second_up_starts_a_killed_worker_ends_its_run_and_leaves_a_pause(running):
-    (schedule,) = running.ask("deployments/name/quick/quick").json()["schedules"]
+    deployment = running.ask("deployments/name/quick/quick").json()
+    (schedule,), place = deployment["schedules"], f"deployments/{deployment['id']}"
     assert running.prefect("deployment", "schedule", "pause", "quick/quick", schedule["id"]).returncode == 0
+    running.ask(f"{place}/pause_deployment", {})  # the other pause, by the page's switch
     run, process = running.begin()
     kill(running.pid("worker"))
     assert running.up()["started"] == ["worker"]
     assert is_gone(process)
     assert running.end_of(run) == ("Crashed", [], 0)
-    (schedule,) = running.ask("deployments/name/quick/quick").json()["schedules"]
-    assert not schedule["active"]
+    deployment = running.ask("deployments/name/quick/quick").json()
+    (schedule,) = deployment["schedules"]
+    assert (deployment["paused"], schedule["active"]) == (True, False)
+    running.ask(f"{place}/resume_deployment", {})
     assert not [due for due in running.runs("SCHEDULED") if due["auto_scheduled"]]
     assert running.prefect("deployment", "schedule", "resume", "quick/quick", schedule["id"]).returncode == 0
     wait_for(lambda: [due for due in running.runs("SCHEDULED") if due["auto_scheduled"]])
