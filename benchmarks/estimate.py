@@ -102,8 +102,8 @@ def main(argv: list[str] | None = None) -> int:
         shards = shard_folders(home / "sim" if source == "sim" else home)
         if not shards:
             raise SystemExit(Path(folder, "out.log").read_text()[-2000:])
-        jobs = [read_record(path / JOB, ShardJob, of=path.name) for path in shards]
-        results = [read_record(path / RESULT, ShardResult, of=path.name) for path in shards]
+        jobs = [read_record(path / JOB, ShardJob) for path in shards]
+        results = [read_record(path / RESULT, ShardResult) for path in shards]
     # A shard that is alone on a CPU cuts its fleet into one for each core (`train_fleet`).
     members = max(len(job.members) for job in jobs)
     members, lanes = (

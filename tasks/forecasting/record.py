@@ -68,7 +68,7 @@ def score_due(home: Path, series: Sequence[SeriesId], now: datetime | None = Non
 
 def read_summary(home: Path, market: str) -> LedgerSummary | None:
     """Return a market's record as last written; None if it is missing or damaged: `cpb ledger` makes it again."""
-    return find_record(tree_of(home, LEDGER.name, market) / SUMMARY, LedgerSummary, of=market)
+    return find_record(tree_of(home, LEDGER.name, market) / SUMMARY, LedgerSummary)
 
 
 def champion_records(summary: LedgerSummary | None) -> dict[SeriesId, dict[str, Any]]:
@@ -118,7 +118,7 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
                 if not shown.is_empty():
                     entries.append(_entry(shown, timeframe=str(timeframe), live=live, **names))
     summary = LedgerSummary(market=market, made_at=moment, entries=tuple(entries))
-    write_record(tree_of(home, LEDGER.name, market) / SUMMARY, summary, of=market, compact=True)
+    write_record(tree_of(home, LEDGER.name, market) / SUMMARY, summary, compact=True)
     return summary
 
 

@@ -147,7 +147,7 @@ def _is_settled(home: Path, series: SeriesId, month: SettledMonth, counts: tuple
 
 
 def _read_settled(home: Path, series: SeriesId) -> Mapping[str, SettledMonth]:
-    record = find_record(settled_path(home, series), Settled, of=series.name)
+    record = find_record(settled_path(home, series), Settled)
     return record.months if record else {}
 
 
@@ -161,7 +161,7 @@ def _write_settled(
     # A month that was opened again is settled anew, or not at all any more.
     after = {name: month for name, month in before.items() if name not in opened} | dict(new)
     if after != before:
-        write_record(settled_path(home, series), Settled(months=after), of=series.name)
+        write_record(settled_path(home, series), Settled(months=after))
 
 
 def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:

@@ -205,7 +205,7 @@ def alarm_of(watch: SeriesWatch) -> Alarm:
 
 def read_watch(home: Path, market: str) -> Watch:
     """Return the record of a market; empty if it is missing or damaged."""
-    return find_record(tree_of(home, "ledger", market) / FILE_NAME, Watch, of=market) or Watch()
+    return find_record(tree_of(home, "ledger", market) / FILE_NAME, Watch) or Watch()
 
 
 def alarms(home: Path, market: str) -> list[Alarm]:
@@ -223,4 +223,4 @@ def save_watch(home: Path, market: str, watched: Iterable[SeriesWatch]) -> None:
             # otherwise another run has processed more of the same champion's forecasts: keep its state
             if before is None or watch.recipe != before.recipe or watch.taken >= before.taken:
                 stored[watch.series.name] = watch
-        write_record(path, Watch(series=dict(sorted(stored.items()))), of=market, compact=True)
+        write_record(path, Watch(series=dict(sorted(stored.items()))), compact=True)

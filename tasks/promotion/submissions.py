@@ -11,7 +11,6 @@ from pathlib import Path
 
 from schemas.base import Record
 from schemas.identity import Market, tree_of
-from tasks.promotion.switches import record_subject
 from tasks.storage.records import find_record, value_digest, write_record
 
 _NAME = re.compile(r"(?P<number>\d{3,})~(?P<count>\d+)\.json")
@@ -58,14 +57,14 @@ def enter(home: Path, submission: Submission) -> Submission:
     # From the names of the files, not from the records: a damaged one keeps its number.
     numbers = (int(path.name.partition("~")[0]) for path in register_files(home, market, timeframe))
     path = _folder(home, market, timeframe) / f"{1 + max(numbers, default=0):03d}~{submission.count}.json"
-    write_record(path, submission, of=record_subject(path))
+    write_record(path, submission)
     return submission
 
 
 def submissions(home: Path, market: str, timeframe: str) -> list[Submission]:
     """Return the submissions of a timeframe, oldest first; a damaged file is left out."""
     files = register_files(home, market, timeframe)
-    return [record for path in files if (record := find_record(path, Submission, of=record_subject(path)))]
+    return [record for path in files if (record := find_record(path, Submission))]
 
 
 def counted_before(home: Path, submission: Submission) -> int:
@@ -82,7 +81,7 @@ def counted_before(home: Path, submission: Submission) -> int:
         count += earlier.count if earlier.first < submission.last and submission.first < earlier.last else 0
     for path in register_files(home, submission.market, submission.timeframe):
         name = _NAME.fullmatch(path.name)
-        if name and not find_record(path, Submission, of=record_subject(path)):
+        if name and not find_record(path, Submission):
             count += int(name["count"])
     return count
 

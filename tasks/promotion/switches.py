@@ -43,11 +43,6 @@ class Switch(Record):
         return Recipe.parse(self.backtest.challenger), Recipe.parse(self.backtest.incumbent)
 
 
-def record_subject(path: Path) -> str:
-    """Return the subject of a file of register or switches: its path below the ledger."""
-    return "/".join(path.parts[-3:])
-
-
 def switch_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
     """Return the files of a timeframe's switches, or of all, oldest first; other files are ignored."""
     paths = (tree_of(home, "ledger", market) / "switches").glob(f"interval={timeframe}/*.json")
@@ -57,14 +52,14 @@ def switch_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
 def switches(home: Path, market: str, timeframe: str) -> list[Switch]:
     """Return every switch of a timeframe, oldest first; the coins of a damaged file stay as they are."""
     files = switch_files(home, market, timeframe)
-    return [record for path in files if (record := find_record(path, Switch, of=record_subject(path)))]
+    return [record for path in files if (record := find_record(path, Switch))]
 
 
 def save_switch(home: Path, switch: Switch) -> None:
     """Write a switch, in place of what was written of it before."""
     folder = tree_of(home, "ledger", switch.market) / "switches" / f"interval={switch.timeframe}"
     path = folder / f"{switch.switched_at:%Y%m%dT%H%M%S%f}.json"
-    write_record(path, switch, of=record_subject(path), compact=True)
+    write_record(path, switch, compact=True)
 
 
 def replaced_recipes(home: Path, market: str, timeframe: str) -> dict[Recipe, Switch]:

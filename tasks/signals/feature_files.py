@@ -76,7 +76,7 @@ def write_features(
         runs=runs if len(runs) > 1 else (),
     )
     # after the file: a run killed in between leaves a file without record, which is made again
-    write_record(path.with_suffix(".json"), record, of=record.path)
+    write_record(path.with_suffix(".json"), record)
     _prune(path.parent)
     return record
 
@@ -85,7 +85,7 @@ def _intact_record(home: Path, path: Path) -> SeriesRecord | None:
     """Return the record of an intact feature file, else None."""
     beside = path.with_suffix(".json")
     try:
-        record = read_record(beside, SeriesRecord, of=path.relative_to(home).as_posix())
+        record = read_record(beside, SeriesRecord)
         if file_digest(path) == record.file_digest:
             return record
     except FileNotFoundError:  # never computed, or stopped between the two files
@@ -93,7 +93,7 @@ def _intact_record(home: Path, path: Path) -> SeriesRecord | None:
     except DamagedError:
         pass
     log.warning(
-        "%s or its record was damaged or belongs to other candles: deleted and computed again",
+        "%s or its record was damaged: deleted and computed again",
         path.relative_to(home),
     )
     # both, whichever is damaged: one without the other is of no use

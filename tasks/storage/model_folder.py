@@ -134,8 +134,7 @@ def reference_in(folder: Path, content: bytes | OSError) -> Reference:
     if isinstance(content, OSError):
         raise DamagedError.of(path, f"it cannot be read ({content.strerror})") from content
     try:
-        # Any subject: those that an earlier version wrote name their member, and published ones are kept forever.
-        return record_in(content, Reference, of=None)
+        return record_in(content, Reference)
     except DamagedError as error:
         raise DamagedError.of(path, error) from error
 

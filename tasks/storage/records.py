@@ -1,8 +1,7 @@
 """Records passed between steps, on disk, and digests of files and of values.
 
-A record is a JSON file with its kind, version, subject and digest; all reading and writing of records is in this
-module. The digest covers all of these: a file whose digest does not match, or whose subject does not match its path, is
-never used.
+A record is a JSON file with its kind, version and digest; all reading and writing of records is in this module. The
+digest covers all of the file: one whose digest does not match is never used.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ AGAIN = "run the same command again to recreate it"
 """The remedy for what a run makes anew as soon as it finds it damaged."""
 
 R = TypeVar("R", bound=Record)
-_HEAD = ("record", "version", "of", "digest", "body")
+_FIELDS = ("record", "version", "digest", "body")
 
 
 def file_digest(path: Path) -> str:
@@ -53,16 +52,15 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()
 
 
-def write_record(path: Path, record: Record, *, of: str = "", compact: bool = False) -> str:
+def write_record(path: Path, record: Record, *, compact: bool = False) -> str:
     """Write a record atomically and return its digest.
 
     Args:
-        of: its subject (a series, a key), which readers check: exchanged files are detected.
         compact: on one line, for records of which there are many.
     """
     body = record.model_dump(mode="json")
-    # The digest covers the head as well: a flipped bit there would make it another kind's or series' record.
-    head = {"record": type(record).__name__, "version": record.version, "of": of}
+    # The digest covers the head as well: a flipped bit there would make it another kind's record.
+    head = {"record": type(record).__name__, "version": record.version}
     digest = value_digest(head | {"body": body})
     content = head | {"digest": digest, "body": body}
     if compact:
@@ -72,41 +70,37 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
     return digest
 
 
-def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
+def read_record(path: Path, kind: type[R]) -> R:
     """Return the record in `path`.
-
-    Args:
-        of: required subject; None: any, for a copy that is verified by its own sha256.
 
     Raises:
         FileNotFoundError: the file is missing.
         DamagedError: it is not the file that was written.
     """
     try:
-        return parse_record(path, kind, of=of)
+        return parse_record(path, kind)
     except DamagedError as error:
         raise DamagedError.of(path, error, AGAIN) from error
 
 
-def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
+def parse_record(path: Path, kind: type[R]) -> R:
     """Return the record in `path`; errors as in `read_record`, but the message is only the reason."""
-    return record_in(read_regular(path), kind, of=of)
+    return record_in(read_regular(path), kind)
 
 
-def record_in(data: bytes, kind: type[R], *, of: str | None = "") -> R:
+def record_in(data: bytes, kind: type[R]) -> R:
     """Return the record in the bytes of its file; errors as in `parse_record`."""
     try:
         # As parsed, not byte for byte: white space is layout, which a person's editor may change.
         content = json.loads(data)
-        name, version, subject, digest, body = (content[key] for key in _HEAD)
-        is_whole = value_digest({key: content[key] for key in _HEAD if key != "digest"}) == digest
+        name, version, digest, body = (content[key] for key in _FIELDS)
+        # Of all fields: published ones of before have one more (`of`), and are kept forever.
+        is_whole = value_digest({key: value for key, value in content.items() if key != "digest"}) == digest
     except (ValueError, TypeError, KeyError):
         is_whole = False
     # Its digest first: of a damaged file neither kind nor version can be believed.
     if not is_whole or name != kind.__name__:
         raise DamagedError(f"it is no {kind.__name__} as cpb writes it")
-    if of is not None and subject != of:
-        raise DamagedError(f"it is the record of {subject or 'nothing'}, not of {of or 'nothing'}")
     if version != kind.version:
         raise DamagedError(f"its version is {version}, and this cpb reads version {kind.version}")
     try:
@@ -116,10 +110,10 @@ def record_in(data: bytes, kind: type[R], *, of: str | None = "") -> R:
         raise DamagedError(f"its field {place} is not valid") from error
 
 
-def find_record(path: Path, kind: type[R], *, of: str = "") -> R | None:
+def find_record(path: Path, kind: type[R]) -> R | None:
     """Return the record in `path`, or None if missing or damaged, which is logged: its writer makes it anew."""
     try:
-        return read_record(path, kind, of=of)
+        return read_record(path, kind)
     except FileNotFoundError:
         return None
     except DamagedError as error:

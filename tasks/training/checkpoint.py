@@ -24,7 +24,7 @@ TRAINED = "trained before by the same command"
 
 def progress_so_far(folder: Path) -> str:
     """Return the progress of earlier runs in words: trained, started, or "" for none and for a damaged result."""
-    result = find_record(folder / RESULT, ShardResult, of=folder.name)
+    result = find_record(folder / RESULT, ShardResult)
     if result and not shard_damage(folder, result):
         return TRAINED
     # By the same rule as the trainer's, so that what is promised here is what is resumed.

@@ -89,7 +89,7 @@ class FleetProgress:
         if shard.path is None:
             shard.path = folder / EPOCHS
             with self._lock:
-                earlier = find_record(folder / RESULT, ShardResult, of=folder.name)
+                earlier = find_record(folder / RESULT, ShardResult)
                 epochs = shard.unread() if earlier is None else earlier.reported
                 shard.known = len(epochs)
                 for epoch in epochs:

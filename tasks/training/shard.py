@@ -47,11 +47,11 @@ def prepare(root: Path, job: ShardJob) -> Path:
     folder = shard_folder(root, job)
     folder.mkdir(parents=True, exist_ok=True)
     # The time of the job is the time of last use, by which old shards are removed: its content stays the same.
-    if find_record(folder / JOB, ShardJob, of=folder.name) != job:
-        write_record(folder / JOB, job, of=folder.name)
+    if find_record(folder / JOB, ShardJob) != job:
+        write_record(folder / JOB, job)
     else:
         os.utime(folder / JOB)  # pruning keeps the most recently used shards
-    result = find_record(folder / RESULT, ShardResult, of=folder.name)
+    result = find_record(folder / RESULT, ShardResult)
     damage = shard_damage(folder, result) if result else ""
     if damage:
         log.warning("this shard is trained again, because %s", damage)
@@ -74,12 +74,12 @@ def shard_damage(folder: Path, result: ShardResult) -> str:
 
 def read_job(folder: Path) -> ShardJob:
     """Return the job in a shard's folder; raises `DamagedError` or `FileNotFoundError`."""
-    return read_record(folder / JOB, ShardJob, of=folder.name)
+    return read_record(folder / JOB, ShardJob)
 
 
 def read_result(folder: Path) -> ShardResult:
     """Return the result of a finished shard; raises `DamagedError` or `FileNotFoundError`."""
-    return read_record(folder / RESULT, ShardResult, of=folder.name)
+    return read_record(folder / RESULT, ShardResult)
 
 
 def is_training(folder: Path) -> bool:

@@ -171,7 +171,7 @@ def train_job(folder: Path, without_kernels: str = "") -> ShardResult:
             epochs=tuple(epoch.metrics for epoch in reported),
             progress=tuple(ShardProgress(**epoch.model_dump(exclude={"metrics"})) for epoch in reported),
         )
-    write_record(folder / RESULT, result, of=folder.name)
+    write_record(folder / RESULT, result)
     (folder / EPOCHS).unlink(missing_ok=True)  # the result contains them
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return result

@@ -71,13 +71,13 @@ def remove_command(*paths: Path) -> str:
     return f"rm -f {shlex.join(map(str, paths))}"
 
 
-def record_check(path: Path, kind: type[Record], of: str, command: str) -> Check:
-    """Return the check of a record with the subject `of`."""
-    return path, partial(parse_record, path, kind, of=of), command
+def record_check(path: Path, kind: type[Record], command: str) -> Check:
+    """Return the check of a record."""
+    return path, partial(parse_record, path, kind), command
 
 
-def intact_record(path: Path, kind: type[R], of: str) -> R | None:
+def intact_record(path: Path, kind: type[R]) -> R | None:
     """Return the record in `path`; None if it is missing, or damaged, which its own check reports."""
     with suppress(OSError, DamagedError):
-        return parse_record(path, kind, of=of)
+        return parse_record(path, kind)
     return None

@@ -75,17 +75,17 @@ def features(home: Path, market: str) -> Iterator[Check]:
             data = path.with_suffix(".parquet")
             if not FEATURE_FILE.fullmatch(data.name):
                 continue
-            of, command = data.relative_to(home).as_posix(), remove_command(data, path)
-            yield record_check(path, SeriesRecord, of, command)
-            if record := intact_record(path, SeriesRecord, of):
+            command = remove_command(data, path)
+            yield record_check(path, SeriesRecord, command)
+            if record := intact_record(path, SeriesRecord):
                 yield data, partial(digest_fault, data, record.file_digest), command
 
 
 def fleets(home: Path, market: str) -> Iterator[Check]:
     """Yield a market's fleets: records, models, and files added by judging; a fleet in training is left out."""
     for folder in shard_folders(market_home(home, market)):
-        job = intact_record(folder / JOB, ShardJob, folder.name)
-        result = intact_record(folder / RESULT, ShardResult, folder.name)
+        job = intact_record(folder / JOB, ShardJob)
+        result = intact_record(folder / RESULT, ShardResult)
         # A damaged job does not tell its market: the folder is then reported with the market that is checked.
         of = job.members[0].model.series.market if job else market
         is_ours = job or result or (folder / LOG).exists()
@@ -95,8 +95,8 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
         whole = remove_command(folder / JOB, folder / RESULT)  # no other training writes that job again
         if result and not (folder / JOB).exists():
             yield folder / JOB, lambda: "it is missing", whole
-        yield record_check(folder / JOB, ShardJob, folder.name, whole)
-        yield record_check(folder / RESULT, ShardResult, folder.name, command)
+        yield record_check(folder / JOB, ShardJob, whole)
+        yield record_check(folder / RESULT, ShardResult, command)
         if (progress := folder / PROGRESS).exists():
             yield progress, partial(progress_fault, progress), remove_command(progress)
         for member in result.members if result else ():
@@ -104,7 +104,7 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
             # Without it the files are not known, and the next run trains the shard again.
             if not (place / SEAL).exists():
                 yield place / SEAL, lambda: "it is missing", command
-            yield record_check(place / SEAL, Seal, "", command)
-            if seal := intact_record(place / SEAL, Seal, ""):
+            yield record_check(place / SEAL, Seal, command)
+            if seal := intact_record(place / SEAL, Seal):
                 for name, digest in seal.files.items():
                     yield place / name, partial(sealed_fault, place, name, digest), command

@@ -52,15 +52,14 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
     ledger, stored = tree_of(home, "ledger", market), series_in(home, "ledger", market)
     if stored:  # derived of scores alone: the next forecast writes both anew
         again = f"cpb forecast {options_of(stored)}"
-        yield record_check(ledger / "summary.json", LedgerSummary, market, again)
-        yield record_check(ledger / "watch.json", Watch, market, again)
+        yield record_check(ledger / "summary.json", LedgerSummary, again)
+        yield record_check(ledger / "watch.json", Watch, again)
     for series in stored:
         folder, again = series.folder(home, "ledger"), months.forecast_command(series)
         yield folder / DAILY, partial(parse_sums, folder / DAILY), again
-        yield record_check(
-            settled_path(home, series), Settled, series.name, remove_command(settled_path(home, series))
-        )
+        settled = settled_path(home, series)
+        yield record_check(settled, Settled, remove_command(settled))
     for path in switches.switch_files(home, market):
-        yield record_check(path, switches.Switch, switches.record_subject(path), RESTORE)
+        yield record_check(path, switches.Switch, RESTORE)
     for path in submissions.register_files(home, market):
-        yield record_check(path, submissions.Submission, switches.record_subject(path), RESTORE)
+        yield record_check(path, submissions.Submission, RESTORE)

@@ -38,10 +38,10 @@ SWITCH = Switch(
     ),
 )
 SWITCH_FILE = "switches/interval=1h/20250601T000000000000.json"
-FILES: dict[str, tuple[Record, str]] = {
-    "summary.json": (LedgerSummary(market="sim", made_at=NOW), "sim"),
-    "watch.json": (Watch(), "sim"),
-    SWITCH_FILE: (SWITCH, SWITCH_FILE),
+FILES: dict[str, Record] = {
+    "summary.json": LedgerSummary(market="sim", made_at=NOW),
+    "watch.json": Watch(),
+    SWITCH_FILE: SWITCH,
 }
 
 
@@ -49,8 +49,8 @@ FILES: dict[str, tuple[Record, str]] = {
 def ledger(tmp_path):
     folder = tmp_path / "sim" / "ledger"
     (folder / "interval=1h/symbol=BTCUSDT").mkdir(parents=True)
-    for name, (record, of) in FILES.items():
-        write_record(folder / name, record, of=of, compact=True)
+    for name, record in FILES.items():
+        write_record(folder / name, record, compact=True)
     return folder
 
 

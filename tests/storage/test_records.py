@@ -68,12 +68,21 @@ def test_another_kind_or_version_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"of": "ETHUSDT-1h"}, {"version": 9}])
-def test_kind_version_and_subject_belong_to_the_digested_content(tmp_path, change):
+def test_kind_version_and_any_other_field_belong_to_the_digested_content(tmp_path, change):
     path = tmp_path / "r.json"
-    write_record(path, RESULT, of="BTCUSDT-1h")
+    write_record(path, RESULT)
     path.write_text(json.dumps(json.loads(path.read_text()) | change, indent=2))
     with pytest.raises(DamagedError, match="as cpb writes it"):
-        read_record(path, ShardResult, of=change.get("of", "BTCUSDT-1h"))
+        read_record(path, ShardResult)
+
+
+def test_a_record_of_before_which_names_its_subject_is_read(tmp_path):
+    """As in published model folders, which are kept forever."""
+    path = tmp_path / "r.json"
+    content = {"record": "ShardResult", "version": ShardResult.version, "of": "k/BTCUSDT-1h/r.json"}
+    content["body"] = RESULT.model_dump(mode="json")
+    path.write_text(json.dumps(content | {"digest": value_digest(content)}))
+    assert read_record(path, ShardResult).model_dump_json() == RESULT.model_dump_json()
 
 
 class Renewed(SeriesRecord):
@@ -83,7 +92,7 @@ class Renewed(SeriesRecord):
 
 
 def head(kind, version, body, **changes):
-    content = {"record": kind.__name__, "version": version, "of": "", "body": body}
+    content = {"record": kind.__name__, "version": version, "body": body}
     return content | {"digest": value_digest(content)} | changes
 
 

@@ -75,5 +75,5 @@ def trained_shard(home, job, name="weights"):
     seal(model.parent)
     member = TrainedMember(model=job.members[0].model, name=SERIES.name, history=(), report={})
     result = ShardResult(key=job_key(job), architecture="gru", members=(member,))
-    write_record(folder / RESULT, result, of=folder.name)
+    write_record(folder / RESULT, result)
     return folder

@@ -240,7 +240,7 @@ class Training:
             epochs=tuple(epoch.metrics for epoch in reported),
             progress=tuple(ShardProgress(**epoch.model_dump(exclude={"metrics"})) for epoch in reported),
         )
-        write_record(folder / RESULT, result, of=folder.name)
+        write_record(folder / RESULT, result)
         (folder / EPOCHS).unlink(missing_ok=True)
         self.listening(self.progress.trained, shard, result)
         self.listening(self.progress.ended, shard)

@@ -19,7 +19,7 @@ def fleet(root, name, used=0.0, coins=("BTCUSDT",), market="spot", **options):
     """A trained shard, used so many seconds after the others, with drafts that a kill has left."""
     shard = job(*(planned(coin, market=market) for coin in coins), **options)
     folder = root / "fleets" / value_digest(name)[:16]
-    write_record(folder / "job.json", shard, of=folder.name)
+    write_record(folder / "job.json", shard)
     names = ["result.json", "lock", "worker.log", "progress.json", "checkpoints/17.safetensors"]
     names.append(".job.json.0123456789ab")
     for member in shard.members:

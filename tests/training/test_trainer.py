@@ -37,7 +37,7 @@ def test_a_fleet_without_a_series_that_can_be_read_says_why(job, tmp_path):
 
 def test_a_fleet_that_is_trained_is_left_as_it_is(job, tmp_path):
     folder = prepare(tmp_path, job)
-    write_record(folder / RESULT, ShardResult(key=job_key(job), architecture="gru"), of=folder.name)
+    write_record(folder / RESULT, ShardResult(key=job_key(job), architecture="gru"))
     before = (folder / RESULT).read_bytes()
     train_once(folder)
     assert (folder / RESULT).read_bytes() == before

@@ -1,19 +1,14 @@
-"""Two whole files of one kind that were exchanged: `cpb verify` names both, and the next run makes them anew."""
-
-import shlex
-import subprocess
-from datetime import timedelta
+"""Two whole files of one kind in each other's place: whatever lists their digests tells, `cpb verify` names both."""
 
 import pytest
 
 from flows.forecast import run_forecast
 from schemas.identity import SeriesId
-from tasks.signals.feature_files import write_features
 from tasks.steps import publish
 from tasks.tracking.champions import champions
 from tasks.tracking.store import open_store
 from tasks.verify.verification import verify_all
-from tests.tools.stored_home import MARKET, SERIES, SPAN, fleet_of, hour, member_of, train_again
+from tests.tools.stored_home import MARKET, SERIES, fleet_of, hour, member_of, train_again
 from tests.tools.verifying import verify_published
 
 OTHER = SeriesId(MARKET, "ETHUSDT", "1h")
@@ -54,9 +49,6 @@ FILES = {
     "candles of two coins": of_both("klines", "2025-04.parquet"),
     "candles of two months": months,
     "features of two coins": of_both("features", "*.parquet"),
-    "records of features": of_both("features", "*.json"),
-    "jobs": of_fleets("job.json"),
-    "results": of_fleets("result.json"),
     "weights": of_members("model/model.safetensors"),
     "configs": of_members("model/config.json"),
     "scores of models": of_members("score-*.npz"),
@@ -94,9 +86,6 @@ def test_both_files_are_named(stored, kind):
         "candles of two months",
         "weights",
         "sums of scores",
-        "records of features",
-        "jobs",
-        "results",
         "scores of models",
         "references",
         "pictures",
@@ -110,24 +99,6 @@ def test_the_next_runs_mend_what_can_be_made_anew(stored, monkeypatch, kind):
         run_forecast(hour(day), lambda _: None)
     assert verify_all(stored, (MARKET,)).damaged == []
     assert train_again()[0].exit_code == 0
-
-
-def test_exchanged_features_of_one_coin_wedge_no_training(stored, caplog):
-    """Each with its record, so that both pairs are whole: only their names tell that they are wrong."""
-    first = write_features(stored, SERIES, **SPAN)
-    earlier = write_features(stored, SERIES, since=SPAN["since"], as_of=SPAN["as_of"] - timedelta(days=20))
-    for ending in (".parquet", ".json"):
-        exchange(*((stored / record.path).with_suffix(ending) for record in (first, earlier)))
-    named = {damage.path for damage in verify_all(stored, (MARKET,)).damaged}
-    assert {record.path.replace(".parquet", ".json") for record in (first, earlier)} == named
-    assert write_features(stored, SERIES, **SPAN) == first
-    assert "belongs to other candles" in caplog.text
-    done, said = train_again()
-    assert done.exit_code == 0
-    assert not any("stopped trading" in line for line in said)
-    for damage in verify_all(stored, (MARKET,)).damaged:  # of the features that no run needs any more
-        subprocess.run(shlex.split(damage.command), check=True)
-    assert verify_all(stored, (MARKET,)).is_good
 
 
 @pytest.mark.parametrize("name", ["README.md", "SHA256SUMS"])
