@@ -164,7 +164,7 @@ def _shard_name(parameters: dict[str, Any]) -> str:
     return f"train {parameters['progress'].name_of(parameters['job'])}"
 
 
-@step("train", run_name=_shard_name, workers=64)
+@step("train", run_name=_shard_name)
 def train(spec: RunSpec, engine: Engine, job: ShardJob, progress: FleetProgress) -> ShardResult:
     """Train a shard below `fleets` of the market's home: continued from its last checkpoint, skipped if done.
 
