@@ -180,9 +180,10 @@ def file_digests(folder: Path) -> dict[str, str]:
     return {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
 
 
-def damaged(folder: Path, digests: Mapping[str, str]) -> list[str]:
-    """Return the names of recorded files that are missing or damaged in a folder."""
-    return [name for name, digest in digests.items() if digest_fault(folder / name, digest)]
+def first_damage(folder: Path, digests: Mapping[str, str | None]) -> str:
+    """Return the first of these files that is missing or not as recorded (None: any), with its fault; "" for none."""
+    faults = ((folder / name, digest_fault(folder / name, digest)) for name, digest in digests.items())
+    return next((f"{path}: {fault}" for path, fault in faults if fault), "")
 
 
 def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
@@ -191,10 +192,9 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
     Args:
         digests: the recorded sha256 of each file. Without them, only the config is read.
     """
-    for name in NEEDED:  # without pictures and scores a model forecasts all the same
-        path = folder / name
-        if fault := digest_fault(path, digests.get(name)):
-            return f"{path}: {fault}"
+    # without pictures and scores a model forecasts all the same
+    if damage := first_damage(folder, {name: digests.get(name) for name in NEEDED}):
+        return damage
     if CONFIG not in digests:
         try:
             read_config(folder)

@@ -20,7 +20,7 @@ from schemas.fleets import FleetSpec
 from schemas.home import home_folder
 from schemas.identity import SeriesId
 from tasks.storage.folders import new_folder
-from tasks.storage.model_folder import MODEL_FILES, damage_of, damaged
+from tasks.storage.model_folder import MODEL_FILES, damage_of, first_damage
 from tasks.storage.urls import local_path, public_url
 from tasks.tracking.calls import find_run, find_runs, upsert
 from tasks.tracking.experiment import Store
@@ -61,7 +61,7 @@ def succeed(store: Store, version: "ModelVersion") -> None:
         # The way back must be usable on the day when it is needed.
         old = registered(store, series, before) if before and series else None
         # Any damaged file, also one that no forecast reads: `previous` is never trained again.
-        if old and not old.damage and not damaged(old.folder, old.files):
+        if old and not old.damage and not first_damage(old.folder, old.files):
             upsert(store.client.set_registered_model_alias, name, PREVIOUS, before)
         upsert(store.client.set_registered_model_alias, name, ALIAS, number)
 

@@ -15,7 +15,7 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.storage.model_folder import damaged, file_digests
+from tasks.storage.model_folder import file_digests, first_damage
 from tasks.storage.urls import local_path
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.experiment import Store
@@ -38,7 +38,7 @@ def make_mlflow_model(store: Store, run: "Run") -> None:
     first, and the next call writes the files. On a tracking server, recorded files are assumed to exist.
     """
     folder, digests = local_path(run.info.artifact_uri), digests_of(run.data.tags, MLFLOW_FILES)
-    if digests and (folder is None or not damaged(folder, digests)):
+    if digests and (folder is None or not first_damage(folder, digests)):
         return
     if folder and not digests and (folder / ML_MODEL).exists():
         log.warning("%s is not cpb's: the version is not made an MLflow model", folder / ML_MODEL)

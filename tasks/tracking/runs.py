@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError
 from schemas.identity import SPOT, ModelId
 from schemas.tuning import TrialRecord
-from tasks.storage.model_folder import damaged, digests_to_log
+from tasks.storage.model_folder import digests_to_log, first_damage
 from tasks.storage.process_ids import ProcessId
 from tasks.storage.urls import local_path
 from tasks.tracking.calls import NEWEST_FIRST, search
@@ -292,7 +292,7 @@ def _log_one(
         # Intact files stay, also if the same training was repeated: its `config.json` then differs, by seconds and
         # memory, and versions are registered with the digest of the first.
         folder = local_path(finished.info.artifact_uri)
-        if record.folder and folder and damaged(folder, digests_of(finished.data.tags)):
+        if record.folder and folder and first_damage(folder, digests_of(finished.data.tags)):
             store.client.log_artifacts(finished.info.run_id, str(record.folder))
             store.client.set_tag(finished.info.run_id, FILES, mlflow_text(digests))
         return str(finished.info.run_id)

@@ -19,7 +19,7 @@ from mlflow.types.schema import AnyType, DataType
 import cpbmodels
 from cpbmodels.data.prediction import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SeriesId
-from tasks.storage.model_folder import damaged
+from tasks.storage.model_folder import first_damage
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.champions import champions
 from tasks.tracking.prune import LOADED, logged_names, unlogged_file
@@ -199,7 +199,7 @@ def test_a_newer_release_takes_the_place_of_an_older_wheel(store, champion, tmp_
 
     assert [p.name for p in champion.folder.glob("*.whl")] == [light_wheel().name]
     assert mine.read_text() == "mine"
-    assert damaged(champion.folder, champions(open_store())[0].mlflow_files) == []
+    assert first_damage(champion.folder, champions(open_store())[0].mlflow_files) == ""
 
 
 def test_promoting_again_after_a_kill_writes_what_is_missing(champion, candles):
@@ -208,7 +208,7 @@ def test_promoting_again_after_a_kill_writes_what_is_missing(champion, candles):
 
     register_champion(BTC, champion.run_id)
 
-    assert damaged(champion.folder, champions(open_store())[0].mlflow_files) == []
+    assert first_damage(champion.folder, champions(open_store())[0].mlflow_files) == ""
     assert len(mlflow.pyfunc.load_model(URI).predict(as_pandas(candles))) == 10
 
 
