@@ -12,6 +12,7 @@ from schemas.failure import Failure
 from schemas.identity import SPOT, SeriesId, tree_of
 from tasks.hub.tree import build_tree, read_sums
 from tasks.storage.folders import recover_folder
+from tasks.storage.home_version import OTHER_VERSION
 from tasks.storage.packaged import PackagedModel, packaged_models
 from tasks.storage.records import digest_fault, file_digest
 from tasks.tracking.champions import champions, lost_champions, registered
@@ -31,7 +32,8 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
     Where the registry cannot be read, or the folder cannot be written, the models in the folder serve, with a warning.
 
     Raises:
-        CpbError: that is so, and the folder has no models; (code `OTHER`) the store is not the home's.
+        CpbError: that is so, and the folder has no models; the store (code `OTHER`) or the version (`OTHER_VERSION`) is
+            not the home's.
     """
     failures = list[Failure]()
     # Before anything is read: a kill between two renames may have left the old tree under another name.
@@ -53,7 +55,7 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
         # A forecast an hour is worth more than the newest champion: what is packaged goes on, unless it may
         # be of another store.
         models = packaged_models(home, market)
-        if not models or getattr(error, "code", "") == OTHER:
+        if not models or getattr(error, "code", "") in (OTHER, OTHER_VERSION):
             raise
         folder = tree_of(home, "hub", market)
         log.warning(

@@ -13,6 +13,8 @@ from tasks.storage.files import write_bytes
 
 VERSION = "3"
 VERSION_FILE = "cpb-version"
+OTHER_VERSION = "home-version"
+"""Code of the error for a home that this version cannot use."""
 
 
 def check_home(folder: Path) -> Path:
@@ -32,7 +34,7 @@ def check_home(folder: Path) -> Path:
         raise CpbError(
             f"{path} cannot be read ({error.strerror}), so it is not known whether this version can use {folder}: put "
             f"the file back, as in `{restore_version(path)}`",
-            code="home-version",
+            code=OTHER_VERSION,
             field="CPB_HOME",
         ) from error
     if version.strip() == VERSION.encode():
@@ -44,13 +46,13 @@ def check_home(folder: Path) -> Path:
             f"{folder} was written by another version of cpb (its {VERSION_FILE} holds {shown}, this version "
             f"reads {VERSION}): set CPB_HOME to another folder, or use the version that wrote it; if it was this "
             f"version, the file is damaged, and `{restore_version(path)}` restores it",
-            code="home-version",
+            code=OTHER_VERSION,
             field="CPB_HOME",
         )
     raise CpbError(
         f"{path} is damaged (it holds {shown}, no number of a version): `{restore_version(path)}` restores it, if "
         "this version wrote the folder",
-        code="home-version",
+        code=OTHER_VERSION,
         field="CPB_HOME",
     )
 

@@ -9,6 +9,7 @@ import cpbmodels
 from schemas.errors import CpbError
 from schemas.identity import ModelId, SeriesId
 from tasks.hub.packaged import package, registry_differences, serving
+from tasks.storage.home_version import VERSION_FILE
 from tasks.storage.packaged import packaged_models
 from tasks.storage.records import file_digest
 from tasks.tracking.champions import champions, succeed, training_command
@@ -96,6 +97,14 @@ def test_without_the_registry_the_folder_serves_with_a_warning(home, monkeypatch
     shutil.rmtree(home / "hub")
     with pytest.raises(CpbError, match="cannot be used"):
         serving(home, "spot")
+
+
+def test_a_home_of_another_version_is_refused_before_its_folder_is_promised_to_serve(home, caplog):
+    serving(home, "spot")
+    (home / VERSION_FILE).write_text("2")
+    with pytest.raises(CpbError, match="another version of cpb"):
+        serving(home, "spot")
+    assert "could not be brought up to date" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
