@@ -3,11 +3,12 @@
 import os
 import shutil
 import sys
-import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -93,6 +94,15 @@ def home(made, tmp_path, monkeypatch):
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
     shutil.copytree(made / "klines", tmp_path / "klines")
     fresh(tmp_path, made)
+
+    def let_the_writer_end(_seconds):
+        if not (tmp_path / "hub").exists():
+            (tmp_path / "next").rename(tmp_path / "hub")
+
+    # No clock decides whether the second rename of `gone_between` comes in time: it comes while a reader waits.
+    monkeypatch.setattr(
+        "tasks.storage.folders.time", SimpleNamespace(sleep=let_the_writer_end, time=time.time)
+    )
     return tmp_path
 
 
@@ -131,9 +141,8 @@ def files_replaced(home):
 
 
 def gone_between(home):
-    """Replace it by two renames with a moment between them, in which there is none."""
+    """Replace it by two renames with a moment between them, in which there is none; `home` makes the second."""
     (home / "hub").rename(home / "aside")
-    threading.Timer(0.01, lambda: (home / "next").rename(home / "hub")).start()
 
 
 SWAPS = (replaced, replaced_and_kept, model_replaced, files_replaced, gone_between)
