@@ -15,7 +15,7 @@ MOVED: tuple[Outcome, ...] = ("first", "refreshed", "switched", "forced")
 
 _SENTENCES: dict[Outcome, tuple[str, str]] = {
     "first": ("has its first champion", "have their first champion"),
-    "refreshed": ("has its champion trained anew", "have their champions trained anew"),
+    "refreshed": ("has a newer champion", "have newer champions"),
     "switched": ("follows the recipe that won a backtest", "follow the recipe that won a backtest"),
     "kept": ("keeps its champion", "keep their champions"),
     "unchanged": ("has the same champion as before", "have the same champions as before"),

@@ -24,7 +24,7 @@ def decision(outcome, symbol="BTCUSDT", timeframe="1h", candidate=HAR):
         ([decision("kept"), decision("kept", timeframe="15m")], "2 series keep their champions: gru"),
         (
             [decision("refreshed"), decision("refreshed", "ETHUSDT", candidate=GRU)],
-            "2 coins have their champions trained anew: gru, har",
+            "2 coins have newer champions: gru, har",
         ),
         ([decision("retired")], "BTCUSDT 1h has lost its champion"),
     ],
