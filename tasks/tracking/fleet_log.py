@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import cpbmodels
+from cpbmodels.fleet.config import CONFIG
 from schemas.failure import Failure, reasons
 from schemas.fleets import base_of
 from schemas.handover import FleetJudgement, FleetPlan, Judgement, ShardJob, ShardResult, TrainedMember
@@ -15,7 +16,7 @@ from schemas.run import RunSpec
 from tasks.judging.fleet import FleetScore
 from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
-from tasks.storage.model_folder import read_config
+from tasks.storage.model_folder import METRICS, read_config
 from tasks.storage.recipes import options_read
 from tasks.storage.sealed import sealed_files
 from tasks.storage.urls import public_url
@@ -147,11 +148,12 @@ def _record(
     # `True` is an `int`: switches are params, not metrics.
     measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     config = read_config(folder / "model").model_dump(mode="json")
-    # The copies in MLflow are checked against these digests, which were sealed when the model was written.
+    # The copies in MLflow are checked against these digests, which were sealed when the files were written: but for the
+    # scores, which a run of more coins may correct meanwhile in a shard that both use.
     expected = {
-        PurePosixPath(name).name: digest
-        for name, digest in sealed_files(folder).items()
-        if name.startswith("model/")
+        name: digest
+        for path, digest in sealed_files(folder).items()
+        if path.startswith("model/") and (name := PurePosixPath(path).name) not in (CONFIG, METRICS)
     }
     return MemberRecord(
         key=f"{job_key(job)}/{trained.name}",

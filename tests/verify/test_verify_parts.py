@@ -16,11 +16,24 @@ from tasks.judging import judge
 from tasks.judging.score_files import known_score
 from tasks.signals.feature_files import read_features, write_features
 from tasks.storage.locks import locked
+from tasks.storage.model_folder import read_config, write_metrics
 from tasks.storage.sealed import SEAL, resealing
+from tasks.tracking import fleet_log
 from tasks.training.checkpoint import TRAINED, progress_so_far
 from tasks.training.shard import JOB, RESULT
 from tasks.verify.verification import verify_all
-from tests.tools.stored_home import DAMAGE, MARKET, SERIES, SPAN, champion, fleet_of, flip, member_of, only
+from tests.tools.stored_home import (
+    DAMAGE,
+    MARKET,
+    SERIES,
+    SPAN,
+    champion,
+    fleet_of,
+    flip,
+    member_of,
+    only,
+    train_again,
+)
 from tests.tools.verifying import verify_champions, verify_features, verify_fleets
 
 
@@ -118,6 +131,21 @@ def test_of_two_runs_that_judge_a_member_at_once_the_first_can_read_its_scores(s
     assert judge.judge_members(fleet, [SERIES.name]) == []
     assert None not in seen
     assert known_score(member)
+
+
+def test_another_run_may_correct_the_scores_of_a_shared_shard_while_a_fleet_is_logged(stored, monkeypatch):
+    """Of more coins or timeframes: its p-values are corrected over more members."""
+    log_members = fleet_log.log_members
+
+    def after_the_other_run(fleet_run, records):
+        metrics = read_config(member_of(stored, "model")).model_dump()["metrics"]
+        write_metrics(member_of(stored), metrics | {"test_p_holm_models": 40.0}, "no different")
+        return log_members(fleet_run, records)
+
+    monkeypatch.setattr(fleet_log, "log_members", after_the_other_run)
+    done, _ = train_again()
+    assert done.exit_code == 0
+    assert not list(verify_fleets(stored, MARKET))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
