@@ -35,7 +35,8 @@ def forecasts(shard: Path, member: JobMember, series: Series, split: str) -> Pre
         coins = {planned.model.series: read_features(home, planned.features) for planned in job.members}
         series = replace(series, cross_section=cross_sections(coins)[market_key(member.model.series)])
     prediction = predict([model], [series], [series.origins(split, model.context, model.horizon)])[0]
-    # Rounded like the trainer's stored forecasts, so that judging again gives the same score to the last bit.
+    # Rounded like the trainer's stored forecasts. Those were computed for several members at once, which rounds in
+    # another order: a score that is made again differs from the first in its ninth digit, and nowhere before.
     rounded = {name: values.astype(np.float64) for name, values in prediction.as_float32().items()}
     return Prediction(prediction.origins, **rounded)
 
