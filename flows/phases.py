@@ -1,4 +1,4 @@
-"""The phases that commands share: what is known of the series, the plan of the fleets, training beside judging."""
+"""The phases of flows: what is known of the series, the plan of the fleets, training beside judging, publishing."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,14 @@ from flows.run import Run
 from flows.sentences import fleet_warnings, judged_line, profile_lines, set_aside_lines
 from schemas.errors import CpbError, MemberError, counted
 from schemas.failure import Failure
-from schemas.handover import FleetJudgement, FleetPlan, SeriesRecord, ShardResult, TrainingPlan
+from schemas.handover import (
+    FleetJudgement,
+    FleetPlan,
+    Publication,
+    SeriesRecord,
+    ShardResult,
+    TrainingPlan,
+)
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from schemas.scope import Scope, ScopeSpec
@@ -19,7 +26,7 @@ from tasks.judging.judges import Judges
 from tasks.running.parallel import run_each
 from tasks.running.progress import report_progress, reporting
 from tasks.signals.splits import FROZEN, STILL
-from tasks.steps import evaluate, features, ingest, plan, train
+from tasks.steps import evaluate, features, ingest, plan, publish, train
 from tasks.tracking.archive import Archiver
 from tasks.tracking.flow_log import run_skill, start_flow
 from tasks.tracking.runs import check_place, log_metrics
@@ -186,3 +193,15 @@ def _note_fleets(
         run.fleets.append(about | fleet_cost(shards) | fleet_accuracy(judgement))
     run.members = sum(len(judgement.judgements) for judgement in judged)
     run.tell(run.warnings)
+
+
+def publish_champions(run: Run, spec: RunSpec) -> Publication | None:
+    """Publish the champions; None where there is none, or the Hub refuses: models, runs and forecasts stay valid."""
+    trained = set(spec.scope.series)
+    run.champions = sum(d.outcome != "retired" and d.series in trained for d in run.decisions)
+    if run.champions:  # without champions: only classifiers were trained, which do not forecast prices
+        with run.attempt("publish", (CpbError,)):
+            publication = run.note(publish.after(run.decisions)(spec.market, spec.repo))
+            run.published = publication.place
+            return publication
+    return None

@@ -13,15 +13,22 @@ from prefect.states import Completed
 
 from flows.console import echo
 from flows.housekeeping import leave_results, prune_old, show_board
-from flows.phases import check_records, ingest_scope, plan_training, train_and_evaluate, write_columns
+from flows.phases import (
+    check_records,
+    ingest_scope,
+    plan_training,
+    publish_champions,
+    train_and_evaluate,
+    write_columns,
+)
 from flows.prefect import as_flow
 from flows.run import Run, flow_run, until_reachable
 from flows.sentences import accuracy_lines, decision_lines, end_lines
-from schemas.errors import CpbError, counted
+from schemas.errors import counted
 from schemas.run import RunSpec
 from tasks.market.listing import with_listed_pairs
 from tasks.running.progress import PrintLine
-from tasks.steps import check_publishable, forecast, opened_engine, promote, publish
+from tasks.steps import check_publishable, forecast, opened_engine, promote
 from tasks.tracking.archive import Archiver
 from tasks.training.shard_retention import ShardsInUse
 
@@ -63,7 +70,7 @@ def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
             run.decisions = promote(spec, judged, planned.stopped)
             run.tell(decision_lines(run.decisions))
             leave_results(run, spec, judged)  # after the decisions: the models' versions are known
-    published = _publish(run, spec)
+    published = publish_champions(run, spec)
     # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed run.
     issued = forecast.after(run.decisions, published)(spec.scope)
     run.forecast_rows = run.note(issued).total_rows
@@ -72,18 +79,6 @@ def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
     if spec.prune:
         prune_old(run, spec.scope.home)
     archiver.archive()
-
-
-def _publish(run: Run, spec: RunSpec) -> object:
-    """Package the champions and return the record; if the Hub is unreachable, models, runs and forecasts are valid."""
-    publication = None
-    trained = set(spec.scope.series)
-    run.champions = sum(d.outcome != "retired" and d.series in trained for d in run.decisions)
-    if run.champions:  # without champions: only classifiers were trained, which do not forecast prices
-        with run.attempt("publish", (CpbError,)):
-            publication = run.note(publish.after(run.decisions)(spec.market, spec.repo))
-            run.published = publication.place
-    return publication
 
 
 @as_flow("train-all", RunSpec, lambda spec: f"{spec.preset} {spec.scope.title}")
