@@ -14,6 +14,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, log
 from schemas.failure import Failure, StepName, reasons
 from schemas.handover import SeriesRecord
 from schemas.ledger import Alarm
+from schemas.run import RunSpec
 from tasks.notices import Events, events_of, tell_end
 from tasks.running.progress import PrintLine
 from tasks.storage.interrupts import pause
@@ -59,7 +60,8 @@ class Run:
     `results`: path of the market's `results.json`. `stopped`: series no longer traded; they are left out, which is not
     a failure. `warnings`: about the trainings, such as a shortage of memory. `fleets`: each fleet's cost
     (`tasks.training.cost.fleet_cost`) and, of classifiers, its accuracy; `trained_before`: the names of those that
-    earlier runs have trained. `records`: the features that it is planned with. `decided_before`: by earlier attempts.
+    earlier runs have trained. `listed`: its options with the exchange's pairs in place of `exchange`; `records`: the
+    features that it is planned with. `decided_before`: by earlier attempts.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Run:
     results: str = ""
     published: str = ""
     wandb_folder: Path | None = None
+    listed: RunSpec | None = None
     records: Sequence[SeriesRecord] = ()
     stopped: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -142,8 +145,8 @@ class Run:
         return events_of(self.failures, (*self.decided_before, *self.decisions), self.alarms)
 
     def begin_again(self) -> None:
-        """Forget what an attempt has found, but for the run that it has opened in MLflow, and the data of that run."""
-        again = Run(self.name, self.report, self.run_id)
+        """Forget what an attempt has found, but for the pairs, the run that it has opened in MLflow, and its data."""
+        again = Run(self.name, self.report, self.run_id, listed=self.listed)
         # The next attempt finds these champions serving: nobody would be told that they have changed.
         again.decided_before = (*self.decided_before, *self.decisions)
         if self.run_id:

@@ -51,16 +51,16 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo, *, waits_s: Sequence[
         # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
         archiver = Archiver(report)
         check_publishable(spec.market, spec.repo)
-        spec = until_reachable(run, lambda: with_listed_pairs(spec, report), waits_s)
         until_reachable(run, lambda: _train_all(run, spec, archiver), waits_s)
     return run
 
 
 def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
+    # A second attempt takes the pairs and, once the run is open, the data of the first: with newer candles, which an
+    # hourly forecast may have fetched meanwhile, it would be another run in MLflow, and train everything anew.
+    spec = run.listed = run.listed or with_listed_pairs(spec, run.report)
     check_records(run, spec)
     with opened_engine(spec) as engine:
-        # A second attempt takes the data of the first: with newer candles, which an hourly forecast may have fetched
-        # meanwhile, it would be another run in MLflow, and train everything anew.
         if not run.run_id:
             run.records = write_columns(run, spec, ingest_scope(run, spec))
         planned = plan_training(run, spec, run.records, engine)

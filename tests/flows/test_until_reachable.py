@@ -123,3 +123,22 @@ def test_a_night_of_the_whole_exchange_asks_again_for_the_pairs(waited, monkeypa
     with pytest.raises(CpbError) as error:
         run_train_all(RunSpec(coins="exchange"), print, waits_s=WAITS_S)
     assert (error.value.code, asked, waited) == ("source", ["exchange"] * 2, [900])
+
+
+def test_a_night_of_the_whole_exchange_waits_no_longer_than_another(waited, monkeypatch):
+    asked = []
+
+    def listed(spec, _report):
+        asked.append(spec.coins)
+        if len(asked) == 1:
+            raise CpbError("away", code="unreachable")
+        return spec.model_copy(update={"coins": ("BTC",)})
+
+    def away(*_):
+        raise CpbError("away", code=UNUSABLE)
+
+    monkeypatch.setattr("flows.train_all.with_listed_pairs", listed)
+    monkeypatch.setattr("flows.train_all.check_records", away)
+    with pytest.raises(CpbError):
+        run_train_all(RunSpec(coins="exchange"), print, waits_s=WAITS_S)
+    assert (len(asked), waited) == (2, list(WAITS_S))

@@ -334,6 +334,7 @@ def test_two_models_stand_side_by_side_on_a_coin(open_page, mixed):
         "Of the champions, the models that serve now: 3 of 3"
     )
     page.wait_for_selector("#compare .plot svg")
+    page.wait_for_selector("#compare thead th")  # the table follows the figure
     assert page.locator("#compare thead th").all_inner_texts()[1:] == ["har", "gru"]
     page.get_by_label("First model", exact=True).select_option("gru")
     expect(page.locator("#compare thead th").nth(1)).to_have_text("gru")
