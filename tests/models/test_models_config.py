@@ -323,7 +323,16 @@ ABSURD = {
 """What a stranger may write instead of a tensor."""
 
 
-@pytest.mark.parametrize("name", architectures())
+@pytest.mark.parametrize(
+    "name",
+    [
+        # half a minute of a processor together
+        pytest.param(
+            name, marks=[pytest.mark.slow] if name in ("transformer", "average", "lstm", "gru") else []
+        )
+        for name in architectures()
+    ],
+)
 def test_any_tensor_gives_a_sane_forecast_or_one_sentence(name, saved, tmp_path):
     folder, series, _ = saved[name]
     series = replace(series, times=np.arange(len(series)) * 3_600_000_000)

@@ -152,6 +152,7 @@ def test_a_series_that_fails_is_lacking_only_where_its_timeframe_is_trained(free
     assert [run.data.tags["timeframe"] for run in failed] == ["1h"]
 
 
+@pytest.mark.slow  # three nights, one of them of the preset default
 def test_options_that_count_for_nothing_are_named(free):
     options = {"preset": "smoke", "architectures": "linear"}
     _, said = night(FIRST, **options, overrides={"epochs": 1}, serving=True)
