@@ -39,7 +39,9 @@ def kill(*pids):
 
 def is_gone(pid):
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # which an init may leave
+        process = psutil.Process(pid)
+        # A zombie, which an init may leave, or one on its way there: its files, the port among them, are closed first.
+        return process.status() == psutil.STATUS_ZOMBIE or not process.num_fds()
     except psutil.NoSuchProcess:
         return True
 

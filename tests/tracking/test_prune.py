@@ -389,7 +389,7 @@ for name in dir(MlflowClient):
     if name.startswith(("delete_", "set_tag")):
         setattr(MlflowClient, name, dying(getattr(MlflowClient, name)))
 print("pruning", flush=True)
-print(module.prune(Path(sys.argv[1]), dry_run=False, nights={KEPT}), int(sys.argv[2]) - left, flush=True)
+print(module.delete_old(Path(sys.argv[1]), dry_run=False, nights={KEPT}), int(sys.argv[2]) - left, flush=True)
 """
 
 
