@@ -64,7 +64,9 @@ def test_nothing_tells_a_user_to_install_another_projects_package():
     folders = ("flows", "tasks", "schemas", "cpbmodels", "webapp", "benchmarks", "docs", ".ci")
     kinds = {".py", ".md", ".ipynb", ".yaml", ".yml", ".toml", ".txt", ".sh", ".js", ".html", ".json", ""}
     files = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
-    texts = {path: path.read_text() for path in files if path.is_file() and path.suffix in kinds}
+    texts = {
+        path: path.read_text(errors="replace") for path in files if path.is_file() and path.suffix in kinds
+    }
     assert len(texts) > 200
     assert not [(str(path), match[0]) for path, text in texts.items() for match in BY_NAME.finditer(text)]
     assert BY_NAME.search("pip install 'cpb[ray]'")
