@@ -19,16 +19,17 @@ import polars as pl
 
 from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.candles import Candles, check_candles, check_series, read_table
+from cpbmodels.data.chances import Chances, Numbers, numbers
 from cpbmodels.data.columns import PRICES, feature_frame, is_candle
+from cpbmodels.data.extremes import SIDES
 from cpbmodels.data.numbers import Decimal
 from cpbmodels.data.paths import SCORES
 from cpbmodels.data.prediction import QUANTILE_COLUMNS
 from cpbmodels.data.series import Series, microseconds
-from cpbmodels.data.touch import SIDES, Numbers, Touch, numbers
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.forecast import check_forecasts_prices
 from cpbmodels.fleet.load import load
-from cpbmodels.fleet.member import Member, other_symbol
+from cpbmodels.fleet.member import Member, doubled, other_symbol
 from cpbmodels.fleet.predict import predict
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def add_forecasts(
     """
     import pandas as pd
 
-    member = _double(_load(str(model)) if isinstance(model, (str, Path)) else model)
+    member = doubled(_load(str(model)) if isinstance(model, (str, Path)) else model)
     if member.config.get("timeframe") not in ("", None, timeframe):
         raise ModelError(
             f"{pair}: the model was trained on {member.config['timeframe']} candles and these are {timeframe}: use a "
@@ -113,7 +114,7 @@ def add_forecasts(
             check_forecasts_prices(prediction.probabilities)
             last = series.prices[origins, 3]
             close = last[:, None, None] * np.exp(prediction.quantiles)
-            touched = Touch(prediction.touch, close, last).columns((), chances) if chances else {}
+            touched = Chances(prediction.extremes, close, last).columns((), chances) if chances else {}
             prices = np.concatenate([close, *(price[..., None] for price in touched.values())], axis=-1)
             sigma = forecast_sigma(prediction.quantiles)[..., None]
             chosen = [step - 1 for step in wanted]
@@ -236,18 +237,6 @@ class RiskFromForecast:
 @lru_cache(maxsize=256)
 def _load(folder: str) -> Member:
     return load(folder)
-
-
-def _double(member: Member) -> Member:
-    """The member in float64; see `SIGNIFICANT_DIGITS`."""
-    if member.config["dtype"] == "float64":
-        return member
-    config = {**member.config, "dtype": "float64"}
-    if member.parts:
-        return replace(member, config=config, parts=tuple(_double(part) for part in member.parts))
-    # Of the parts as well, above: an average has no rows of its own.
-    doubled = {name: getattr(member, name).double() for name in ("rows", "mean", "inverse", "table")}
-    return replace(member, config=config, **doubled)
 
 
 def _first_time(member: Member, known_until: datetime | str | None, pair: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from cpbmodels.data.touch import Touch
+from cpbmodels.data.chances import Chances
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.forecasting import months
@@ -66,7 +66,7 @@ def touch(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Touc
 
 
 @until_files_change
-def _touch_of(home: Path, series: SeriesId) -> tuple[pl.DataFrame, Touch]:
+def _touch_of(home: Path, series: SeriesId) -> tuple[pl.DataFrame, Chances]:
     return (rows := newest(home, series)), touch_of(home, series, rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from cpbmodels.data.extremes import Extremes
 from cpbmodels.data.student_t import QUANTILES
 
 if TYPE_CHECKING:
@@ -29,19 +30,27 @@ class Prediction:
     origins: int64 [N]. quantiles: float64 [N, H, 19], cumulative log-return of the close at 0.05 .. 0.95.
     candle: float64 [N, H, 4], log-ratios of the median open, high, low, close to the last close; always a valid
     candle; empty for a baseline. A classifier has empty quantiles and candle (H = 0) and probabilities [N, 3]: up,
-    flat, down. touch: float64 [2, H, 99], the model's table of extremes (`cpbmodels.data.touch`), if it has one.
+    flat, down. extremes: the model's table, if it has one.
     """
 
     origins: np.ndarray
     quantiles: np.ndarray
     candle: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 4)))
     probabilities: np.ndarray | None = None
-    touch: np.ndarray | None = None
+    extremes: Extremes | None = field(default=None, kw_only=True)
 
-    def as_float32(self) -> dict[str, np.ndarray]:
-        """The arrays that there are, but the origins, by name, as stored: half the size, and precise enough."""
-        arrays = {name: getattr(self, name) for name in ("quantiles", "candle", "probabilities", "touch")}
-        return {name: values.astype(np.float32) for name, values in arrays.items() if values is not None}
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that there are by name, as stored: in float32, half the size and precise enough."""
+        arrays = {name: getattr(self, name) for name in ("quantiles", "candle", "probabilities")}
+        stored = {name: values.astype(np.float32) for name, values in arrays.items() if values is not None}
+        return {"origins": self.origins, **stored, **(self.extremes.tensors() if self.extremes else {})}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Prediction:
+        """The forecasts of which these are the `arrays`, in float64 again."""
+        names = [name for name in ("quantiles", "candle", "probabilities") if name in arrays]
+        values = {name: arrays[name].astype(np.float64) for name in names}
+        return cls(arrays["origins"], **values, extremes=Extremes.of_tensors(arrays))
 
 
 def forecast_rows(

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from cpbmodels.arch import find
 from cpbmodels.arch.line import AVERAGE
 from cpbmodels.arch.options import Preset
+from cpbmodels.data.extremes import Extremes
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.config import OPTIONS, PART_FIELDS, PARTS
 from cpbmodels.fleet.member import Member
@@ -66,7 +67,7 @@ def ensemble(members: list[Member]) -> Member:
         copies = [list(same) for same in zip(*(member.parts for member in members), strict=True)]
         solved = [find(same[0].config["architecture"]).spec.closed_form for same in copies]
         parts = [same[0] if alone else ensemble(same) for same, alone in zip(copies, solved, strict=True)]
-        return replace(average(parts, members[0].options), touch=_mean_touch(members))
+        return replace(average(parts, members[0].options), extremes=_mean_extremes(members))
     # `accumulate` may have grown for want of memory between one member and the next; it changes no result.
     first, ignored = members[0], {"seed", "seeds", "accumulate"}
     for other in members[1:]:
@@ -88,7 +89,7 @@ def ensemble(members: list[Member]) -> Member:
             **_shortage(members),
             "diverged": any(member.report.get("diverged", False) for member in members),
         },
-        touch=_mean_touch(members),
+        extremes=_mean_extremes(members),
     )
 
 
@@ -120,7 +121,16 @@ def _shortage(members: Sequence[Member]) -> dict[str, int]:
     }
 
 
-def _mean_touch(members: Sequence[Member]) -> Tensor | None:
+def _mean_extremes(members: Sequence[Member]) -> Extremes | None:
     """The mean of the members' tables: their forecasts are about as wide as the mean forecast is."""
-    tables = [member.touch for member in members if member.touch is not None]
-    return torch.stack(tables).mean(0) if len(tables) == len(members) else None
+    tables = [member.extremes for member in members if member.extremes is not None]
+    if len(tables) < len(members):
+        return None
+    arrays = [table.tensors() for table in tables]
+    # In float64, since sums of float16 lose digits; rounded again as each was.
+    means = {
+        name: np.mean([each[name].astype(np.float64) for each in arrays], axis=0).astype(first.dtype)
+        for name, first in arrays[0].items()
+        if all(name in each for each in arrays)
+    }
+    return Extremes.of_tensors(means)

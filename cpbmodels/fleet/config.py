@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from cpbmodels.arch.options import MAX_MEMBERS, Preset, check
+from cpbmodels.data.extremes import CHANCES, CHANCES_OF_BEFORE, DISTANCE, FIRST, MAX_RATIO, TOUCH
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.data.touch import KEY, LEVELS, MAX_RATIO
 from cpbmodels.errors import DamagedModelError, ModelError, shown
 
 FORMAT = 3
@@ -258,7 +258,7 @@ def tensor_fault(name: str, values: np.ndarray) -> str:
     """
     if not np.isfinite(values).all():
         return "holds NaN or infinity"
-    is_table = name == KEY or name.endswith("head.table")
+    is_table = name in (DISTANCE, TOUCH) or name.endswith("head.table")
     low, high = _limits(name, is_table=is_table)
     if values.size and not (low <= values.min() and values.max() <= high):
         return f"holds values beyond {low:g} .. {high:g}"
@@ -269,18 +269,32 @@ def tensor_fault(name: str, values: np.ndarray) -> str:
 
 
 def _limits(name: str, *, is_table: bool) -> tuple[float, float]:
-    if name == KEY:
+    if name in (DISTANCE, TOUCH):
         return 0.0, MAX_RATIO
+    if name == FIRST:
+        return 0.0, 1.0
     if is_table:
         return -MAX_STANDARDISED, MAX_STANDARDISED
     return (0.0, MAX_INVERSE) if name.endswith(".inverse") else (-MAX_WEIGHT, MAX_WEIGHT)
 
 
-def touch_fault(table: np.ndarray, horizon: int) -> str:
-    """Why a tensor is no table of extremes of a model with this horizon (`cpbmodels.data.touch`), "" if it is one."""
-    if table.dtype != np.float32 or table.shape != (2, horizon, len(LEVELS)):
-        return f"is not of {horizon} steps"
-    return tensor_fault(KEY, table)
+def extremes_fault(tensors: Mapping[str, np.ndarray], horizon: int) -> str:
+    """Why tensors are no table of extremes of a model with this horizon (`Extremes.tensors`), "" if they are one."""
+    levels = len(CHANCES)
+    kinds: dict[str, tuple[type[np.floating[Any]], tuple[int, ...]]] = {
+        DISTANCE: (np.float16, (2, horizon, levels)),
+        FIRST: (np.float16, (3, horizon, levels + 1, levels + 1)),
+    }
+    if TOUCH in tensors:
+        kinds = {TOUCH: (np.float32, (2, horizon, len(CHANCES_OF_BEFORE)))}
+    if odd := kinds.keys() ^ tensors.keys():
+        return f"{min(odd)} is not of the same table as the other tensors"
+    for name, (dtype, shape) in kinds.items():
+        if tensors[name].dtype != dtype or tensors[name].shape != shape:
+            return f"{name} is not a table of {horizon} steps"
+        if fault := tensor_fault(name, tensors[name]):
+            return f"{name} {fault}"
+    return ""
 
 
 def part_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:

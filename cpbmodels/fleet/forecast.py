@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cpbmodels.data.chances import Bracket, Chances, Direction, Numbers
+from cpbmodels.data.extremes import Extremes
 from cpbmodels.data.paths import Paths, coin_factors, draw_closes
 from cpbmodels.data.prediction import forecast_rows, to_pandas
 from cpbmodels.data.series import Series, microseconds
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.data.touch import Numbers, Touch
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError, printable
 from cpbmodels.fleet.model import Model
@@ -53,7 +54,7 @@ class Forecast:
 
     `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
     `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used, in `series`.
-    `touch_table`: as `Prediction.touch`.
+    `extremes`: the model's table of extremes, if it has one.
     """
 
     series: Series
@@ -62,7 +63,7 @@ class Forecast:
     last_close: float
     issued_row: int
     probabilities: np.ndarray | None = None
-    touch_table: np.ndarray | None = None
+    extremes: Extremes | None = None
 
     @property
     def issued_at(self) -> datetime:
@@ -77,7 +78,7 @@ class Forecast:
         Raises:
             ModelError: a price is not a number above 0; the model has no table of extremes, or is a classifier.
         """
-        return self._touch.chance(price)
+        return self._chances.touch(price)
 
     def stop(self, probability: float, side: str) -> np.ndarray:
         """The price, float64 [H], that is touched within each step with this chance; side: "up" or "down".
@@ -85,12 +86,45 @@ class Forecast:
         Raises:
             ModelError: the probability is not between 0 and 1, the side is neither; or as in `touch`.
         """
-        return self._touch.stop(probability, side)
+        return self._chances.stop(probability, side)
+
+    def first(self, target: Numbers, stop: Numbers) -> np.ndarray:
+        """The chances that the target, and that the stop, is reached first by each step; the rest: neither is.
+
+        Target and stop lie on opposite sides of the last close: the target above of a long position, below of a short.
+        A candle that reaches both counts for the stop.
+
+        float64 [H, 2] of two prices, [K, H, 2] of vectors, which broadcast.
+
+        Raises:
+            ModelError: a price is not a number above 0; both lie on one side, or at the close; the model is a
+                classifier, has no table of extremes, or one of an earlier version, which cannot tell.
+        """
+        return self._chances.first(target, stop)
+
+    def above(self, price: Numbers) -> np.ndarray:
+        """The chance that the close of each step lies above a price: float64 [H], or [K, H] of K prices.
+
+        Raises:
+            ModelError: a price is not a number above 0; the model is a classifier.
+        """
+        return self._chances.above(price)
+
+    def bracket(self, chance: float = 0.05, reward: float = 2, side: Direction = "long") -> Bracket:
+        """A stop that is touched within the horizon with a chance, a target `reward` times as far, and their chances.
+
+        side: "long" (the stop below the last close) or "short". `Bracket.break_even` is the share of decided trades
+        that must reach the target for no loss before fees: 1 / (1 + reward).
+
+        Raises:
+            ModelError: an impossible chance, reward or side; or as in `first`.
+        """
+        return self._chances.bracket(chance, reward, side)
 
     @property
-    def _touch(self) -> Touch:
+    def _chances(self) -> Chances:
         check_forecasts_prices(self.probabilities)
-        return Touch(self.touch_table, self.close.array, self.last_close)
+        return Chances(self.extremes, self.close.array, self.last_close)
 
     def to_frame(self, touch: Numbers = (), stop: Numbers = ()) -> pl.DataFrame:
         """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, a row for each step, in prices.
@@ -107,7 +141,9 @@ class Forecast:
             [self.issued_at], self.series.step_seconds, self.close.array[None], self.candle[None]
         )
         return (
-            rows.with_columns(**self._touch.columns(touch, stop)) if np.size(touch) or np.size(stop) else rows
+            rows.with_columns(**self._chances.columns(touch, stop))
+            if np.size(touch) or np.size(stop)
+            else rows
         )
 
     def to_pandas(self, touch: Numbers = (), stop: Numbers = ()) -> pd.DataFrame:
@@ -145,7 +181,7 @@ def forecast_all(members: Sequence[Model], series: Sequence[Series]) -> list[For
         chances = prediction.probabilities[0] if prediction.probabilities is not None else None
         close = QuantilePaths(last * np.exp(prediction.quantiles[0]))
         candle = last * np.exp(prediction.candle[0])
-        forecasts.append(Forecast(candles, close, candle, last, row, chances, prediction.touch))
+        forecasts.append(Forecast(candles, close, candle, last, row, chances, prediction.extremes))
     return forecasts
 
 
@@ -197,7 +233,7 @@ def predict_rows(
     rows = forecast_rows(issued, series.step_seconds, close, candle)
     if not (np.size(touch) or np.size(stop)):
         return rows
-    columns = Touch(forecasts.touch, close, last).columns(touch, stop)
+    columns = Chances(forecasts.extremes, close, last).columns(touch, stop)
     return rows.with_columns(**{name: values.ravel() for name, values in columns.items()})
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from cpbmodels.arch import architectures
 from cpbmodels.arch.presets import check_together
+from cpbmodels.data.extremes import DISTANCE, FIRST, TOUCH, Extremes
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.data.touch import KEY
 from cpbmodels.errors import ModelError, shown
 from cpbmodels.files import read_regular
 from cpbmodels.fleet.average import average
@@ -24,11 +24,11 @@ from cpbmodels.fleet.config import (
     WEIGHTS_DIGEST,
     check_whole,
     damaged,
+    extremes_fault,
     options_of,
     parse,
     part_configs,
     tensor_fault,
-    touch_fault,
 )
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.net import DTYPES, Net
@@ -82,11 +82,14 @@ def member_of(config: Mapping[str, Any], weights: bytes, folder: str | Path) -> 
         tensors = from_bytes(weights)
     except SafetensorError as error:
         raise damaged(folder, str(error)) from None
-    configs, parts, touch = part_configs(config), [], tensors.pop(KEY, None)
-    if touch is not None and touch.dtype != torch.float32:  # numpy lacks some of torch's
-        raise _differ(folder, KEY)
-    if touch is not None and (fault := touch_fault(touch.numpy(), options.horizon)):
-        raise damaged(folder, f"{KEY} {fault}")
+    configs, parts = part_configs(config), []
+    table = {name: tensors.pop(name) for name in (DISTANCE, FIRST, TOUCH) if name in tensors}
+    if odd := [name for name, tensor in table.items() if tensor.dtype not in (torch.float16, torch.float32)]:
+        raise _differ(folder, odd[0])  # numpy lacks some of torch's types
+    arrays = {name: tensor.numpy() for name, tensor in table.items()}
+    if arrays and (fault := extremes_fault(arrays, options.horizon)):
+        raise damaged(folder, fault)
+    extremes = Extremes.of_tensors(arrays)
     for place, part in enumerate(configs):
         # Only an average's tensors have the place of their part before the name (`Member.tensors`).
         prefix = f"{place}." if len(configs) > 1 else ""
@@ -95,9 +98,9 @@ def member_of(config: Mapping[str, Any], weights: bytes, folder: str | Path) -> 
     if tensors:
         raise _differ(folder, min(tensors))
     if len(parts) == 1:
-        return replace(parts[0], touch=touch)
+        return replace(parts[0], extremes=extremes)
     history, report = config.pop("history", []), config.pop("report", {})
-    return replace(average(parts, options), config=config, history=history, report=report, touch=touch)
+    return replace(average(parts, options), config=config, history=history, report=report, extremes=extremes)
 
 
 def _member(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> Member:

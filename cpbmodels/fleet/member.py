@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from cpbmodels.data import FEATURE_WARMUP
+from cpbmodels.data.chances import Numbers
 from cpbmodels.data.series import Series
-from cpbmodels.data.touch import KEY, Numbers
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import ALL_SYMBOLS
 from cpbmodels.fleet.config import CONFIG, WEIGHTS, check_fields, sealed, write_whole
@@ -102,9 +104,10 @@ class Member(Model):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights and scalings by their names in `model.safetensors`."""
-        touch = {} if self.touch is None else {KEY: self.touch}
+        table = self.extremes.tensors() if self.extremes else {}
+        extremes = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in table.items()}
         if self.parts:
-            return touch | {
+            return extremes | {
                 f"{place}.{name}": tensor
                 for place, part in enumerate(self.parts)
                 for name, tensor in part.tensors().items()
@@ -112,8 +115,22 @@ class Member(Model):
         views = self.net().layout.views(self.rows)
         named = {f"weights.{name}": view.contiguous() for name, view in views.items()}
         return (
-            named | touch | {"input.mean": self.mean, "input.inverse": self.inverse, "head.table": self.table}
+            named
+            | extremes
+            | {"input.mean": self.mean, "input.inverse": self.inverse, "head.table": self.table}
         )
+
+
+def doubled(member: Member) -> Member:
+    """The member in float64: its forecasts then do not depend on how many rows are computed together."""
+    if member.config["dtype"] == "float64":
+        return member
+    config = {**member.config, "dtype": "float64"}
+    if member.parts:
+        return replace(member, config=config, parts=tuple(doubled(part) for part in member.parts))
+    # Of the parts as well, above: an average has no rows of its own.
+    tensors = {name: getattr(member, name).double() for name in ("rows", "mean", "inverse", "table")}
+    return replace(member, config=config, **tensors)
 
 
 def check_series(member: Member, series: Series) -> None:

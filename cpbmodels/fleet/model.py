@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.options import PER_MEMBER, Preset
+from cpbmodels.data.extremes import Extremes
 from cpbmodels.errors import printable
 from cpbmodels.fleet.config import OPTIONS, options_of
 from cpbmodels.fleet.net import DTYPES, Net
@@ -25,8 +26,7 @@ class Model:
     mean, inverse: [E, columns], the scaling of the inputs.
     table: [E, H, 19], quantiles of the standardised error (`heads`).
     parts: of an average, the models whose quantiles it averages; its own rows and tables are empty then.
-    touch: float32 [2, H, 99], how far prices went, in widths of its forecasts (`cpbmodels.data.touch`); None of a
-        classifier, and of a part of an average.
+    extremes: how far prices went, in widths of its forecasts; None of a classifier, and of a part of an average.
     """
 
     config: dict[str, Any]
@@ -35,7 +35,7 @@ class Model:
     inverse: Tensor
     table: Tensor
     parts: tuple[Model, ...] = field(default=(), kw_only=True)
-    touch: Tensor | None = field(default=None, kw_only=True)
+    extremes: Extremes | None = field(default=None, kw_only=True)
 
     @property
     def context(self) -> int:

@@ -88,7 +88,7 @@ def _checked(forecast: Prediction, member: Model, series: Series) -> Prediction 
                     f"volatility: the candles before its origin lack columns, or {member!r} is damaged: take origins "
                     "of Series.usable, or train the model again."
                 )
-    return forecast if member.touch is None else replace(forecast, touch=member.touch.double().numpy())
+    return replace(forecast, extremes=member.extremes)
 
 
 def _mean(forecasts: Sequence[Prediction]) -> Prediction:

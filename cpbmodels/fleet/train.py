@@ -38,7 +38,7 @@ from cpbmodels.fleet.bank import (
 )
 from cpbmodels.fleet.checkpoints import Checkpoints
 from cpbmodels.fleet.export import export
-from cpbmodels.fleet.extremes import with_touch
+from cpbmodels.fleet.extremes import with_extremes
 from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.job import FleetJob, Stopped
 from cpbmodels.fleet.kernel_check import fault
@@ -130,7 +130,7 @@ def train_fleet(
 
     members = train_architecture(architecture, overrides, folder)
     return [
-        with_touch(member, [series[index] for index in plan.series], str(place))
+        with_extremes(member, [series[index] for index in plan.series], str(place))
         for member, plan in zip(members, plans, strict=True)
     ]
 

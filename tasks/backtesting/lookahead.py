@@ -11,11 +11,13 @@ import torch
 
 import cpbmodels
 from cpbmodels.data import HORIZON
+from cpbmodels.data.chances import Chances
 from cpbmodels.data.columns import feature_frame
+from cpbmodels.data.extremes import SIDES
 from cpbmodels.data.series import Series
-from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
-from cpbmodels.fleet.extremes import with_touch
+from cpbmodels.fleet.extremes import with_extremes
+from cpbmodels.fleet.member import doubled
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
 from tasks.judging.baselines import Fit
@@ -112,11 +114,13 @@ def model(member: cpbmodels.Member) -> Reading:
 
 def stops(member: cpbmodels.Member) -> Reading:
     """Return the moves touched with a chance of 5 %, by a table of extremes that is fitted on the series read."""
+    # The table counts and rounds: a difference in a forecast's last float32 digit could change a stop by .05 %.
+    member = doubled(member)
 
     def moves(series: Series, rows: Rows) -> Array:
-        fitted = with_touch(member, [series], "cpu")
+        fitted = with_extremes(member, [series], "cpu")
         (forecast,) = cpbmodels.predict([fitted], [series], [rows])
-        chances = Touch(forecast.touch, np.exp(forecast.quantiles), np.ones(len(rows)))
+        chances = Chances(forecast.extremes, np.exp(forecast.quantiles), np.ones(len(rows)))
         prices: Array = np.stack([chances.stop(0.05, side) for side in SIDES], axis=-1)
         return np.log(prices)
 

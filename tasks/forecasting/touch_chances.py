@@ -6,8 +6,9 @@ from typing import Any
 
 import polars as pl
 
+from cpbmodels.data.chances import Chances
+from cpbmodels.data.extremes import SIDES
 from cpbmodels.data.prediction import QUANTILE_COLUMNS
-from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.errors import ModelError
 from schemas.errors import DamagedError, MemberError
 from schemas.identity import SeriesId
@@ -15,7 +16,7 @@ from tasks.forecasting.months import forecast_command
 from tasks.storage.packaged import read_packaged
 
 
-def touch_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> Touch:
+def touch_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> Chances:
     """Return the chances of the newest forecast of a series by the packaged model; `rows`: its steps, at least one.
 
     Raises:
@@ -27,7 +28,10 @@ def touch_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> Touch:
         model = read_packaged(series.packaged(home))
         # Rows of before do not say which weights made them.
         if model.model_version == made_by and weights in (None, model.weights_sha256):
-            return Touch(model.touch_table(), rows.select(QUANTILE_COLUMNS).to_numpy(), rows["last_close"][0])
+            close = rows.select(QUANTILE_COLUMNS).to_numpy()
+            chances = Chances(model.extremes(), close, rows["last_close"][0])
+            assert chances.table  # which raises
+            return chances
     except DamagedError as error:
         raise MemberError(
             f"the packaged model of {series} is damaged: `{forecast_command(series)}` packages it again"
@@ -45,20 +49,20 @@ def touch_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> Touch:
     )
 
 
-def touched(rows: pl.DataFrame, touch: Touch, prices: Sequence[float]) -> Iterator[dict[str, Any]]:
+def touched(rows: pl.DataFrame, touch: Chances, prices: Sequence[float]) -> Iterator[dict[str, Any]]:
     """Yield `price`, `side`, `probability` and `by` (UTC, a step's target time) of each price and step.
 
     Raises:
         ModelError: a price is not a number above 0.
     """
     times = rows["target_time"].to_list()
-    for price, chances in zip(prices, touch.chance(prices).tolist(), strict=True):
+    for price, chances in zip(prices, touch.touch(prices).tolist(), strict=True):
         side = SIDES[int(price < touch.last_close)]
         for by, chance in zip(times, chances, strict=True):
             yield {"price": price, "side": side, "probability": chance, "by": by}
 
 
-def stops(rows: pl.DataFrame, touch: Touch, chances: Sequence[float]) -> Iterator[dict[str, Any]]:
+def stops(rows: pl.DataFrame, touch: Chances, chances: Sequence[float]) -> Iterator[dict[str, Any]]:
     """Yield `probability`, `side`, `price` and `by` (UTC): the prices touched by the last step with some chances."""
     for chance in chances:
         for side in SIDES:

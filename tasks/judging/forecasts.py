@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from cpbmodels.data.prediction import Prediction
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET
@@ -37,8 +35,7 @@ def forecasts(shard: Path, member: JobMember, series: Series, split: str) -> Pre
     prediction = predict([model], [series], [series.origins(split, model.context, model.horizon)])[0]
     # Rounded like the trainer's stored forecasts. Those were computed for several members at once, which rounds in
     # another order: a score that is made again differs from the first in its ninth digit, and nowhere before.
-    rounded = {name: values.astype(np.float64) for name, values in prediction.as_float32().items()}
-    return Prediction(prediction.origins, **rounded)
+    return Prediction.of_arrays(prediction.arrays())
 
 
 def stored_forecasts(path: Path) -> Prediction | None:
@@ -50,6 +47,4 @@ def stored_forecasts(path: Path) -> Prediction | None:
     except DamagedError as error:
         log.warning("%s", error)
         return None
-    return Prediction(
-        kept.pop("origins"), **{name: values.astype(np.float64) for name, values in kept.items()}
-    )
+    return Prediction.of_arrays(kept)

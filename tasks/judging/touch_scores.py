@@ -1,4 +1,4 @@
-"""Scores of the chance that a price is touched (`cpbmodels.data.touch`), against the random walk's.
+"""Scores of the chance that a price is touched (`cpbmodels.data.extremes`), against the random walk's.
 
 The levels are prices that, by the walk, are touched within each step with a chance of 50, 25, 10 and 5 %, up and down:
 the walk with EWMA volatility, and a table of its own from the training span. The Brier score is (chance - outcome)^2
@@ -7,7 +7,7 @@ the walk with EWMA volatility, and a table of its own from the training span. Th
 
 import numpy as np
 
-from cpbmodels.data import touch
+from cpbmodels.data import extremes
 from cpbmodels.data.prediction import Prediction
 from cpbmodels.data.series import Series
 from tasks.judging.baselines import ScaledTable
@@ -34,24 +34,28 @@ def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> d
         stated chances from 0, 1, … 99 %: how many there were, their sum, and how many prices were touched.
     """
     # a forecast that is not finite is refused by `judge_member`
-    if prediction.touch is None or not np.isfinite(prediction.quantiles).all():
+    if prediction.extremes is None or not np.isfinite(prediction.quantiles).all():
         return {}
     horizon = prediction.quantiles.shape[1]
     # The walk's own table is fitted like a model's: as many windows, of the same span.
     learned = series.origins("train", 1, horizon)
     learned = learned[:: len(learned) // MAX_WALK_ORIGINS + 1]
-    table = touch.fit(touch.ratios(series, Prediction(learned, walk.quantiles(series, learned))))
+    table = extremes.fit(
+        extremes.reached(series, learned, horizon), extremes.width(walk.quantiles(series, learned))
+    )
     # Levels are in units of the walk's width, chances of the model in units of its own: the same price in both.
-    width, walk_width = map(touch.width, (prediction.quantiles, walk.quantiles(series, prediction.origins)))
-    reached = touch.extremes(series, prediction.origins, horizon)
+    width, walk_width = map(
+        extremes.width, (prediction.quantiles, walk.quantiles(series, prediction.origins))
+    )
+    reached = extremes.reached(series, prediction.origins, horizon)
     scores = {name: np.zeros(width.shape) for name in (BRIER, f"reference_{BRIER}")}
     stated = np.zeros((100, 3))
-    for side in range(len(touch.SIDES)):
+    for side in range(len(extremes.SIDES)):
         for chance in CHANCES:
             # The same prices for both, chosen by the walk: a model that chose its own levels could choose easy ones.
-            level = touch.reach(table[side], chance) * walk_width
+            level = table.reach(side, chance) * walk_width
             touched = reached[side] >= level
-            model_chance = touch.survival(prediction.touch[side], level / width)
+            model_chance = prediction.extremes.touched(side, level / width)
             scores[BRIER] += (model_chance - touched) ** 2 / (2 * len(CHANCES))
             scores[f"reference_{BRIER}"] += (chance - touched) ** 2 / (2 * len(CHANCES))
             place = np.minimum(model_chance * 100, 99).astype(np.int64).ravel()

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from cpbmodels.data.touch import KEY
+from cpbmodels.data.extremes import DISTANCE, FIRST, TOUCH, Extremes
 from cpbmodels.errors import ModelError
 from cpbmodels.files import MAX_FILE, read_regular
-from cpbmodels.fleet.config import CONFIG, MAX_BYTES, WEIGHTS, check_whole, touch_fault
+from cpbmodels.fleet.config import CONFIG, MAX_BYTES, WEIGHTS, check_whole, extremes_fault
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId, is_series_name, tree_of
 from schemas.ledger import Reference
@@ -90,22 +88,21 @@ class ServedModel:
 
         return member_of(self.values, self.weights, self.folder)
 
-    def touch_table(self) -> NDArray[np.float64] | None:
-        """Return the table of extremes [2, H, 99] (`cpbmodels.data.touch`), None if it has none; torch is not loaded.
+    def extremes(self) -> Extremes | None:
+        """Return the table of extremes, None if it has none; torch is not loaded.
 
         Raises:
             DamagedError: the weights are not in the format of safetensors, or the table is none.
         """
         try:
-            table = load(self.weights).get(KEY)
+            tensors = load(self.weights)
         except (SafetensorError, KeyError, TypeError) as error:  # the last two: a type that numpy lacks
             why = f"{WEIGHTS} cannot be read ({error})"
             raise damaged_model(self.folder, why) from error
-        if table is None:
-            return None
-        if fault := touch_fault(table, self.values["horizon"]):
-            raise damaged_model(self.folder, f"{KEY} {fault}")
-        return table.astype(np.float64)
+        table = {name: tensors[name] for name in (DISTANCE, FIRST, TOUCH) if name in tensors}
+        if table and (fault := extremes_fault(table, self.values["horizon"])):
+            raise damaged_model(self.folder, fault)
+        return Extremes.of_tensors(table)
 
 
 def packaged_series(folder: Path, model_version: str) -> SeriesId:

@@ -263,8 +263,7 @@ def _write_members(
             for (member, _, _), forecast in zip(part, _predict(part, split, device), strict=True):
                 # An error is left to the member's judge, which asks the model and reports it.
                 if isinstance(forecast, cpbmodels.Prediction):
-                    arrays = {"origins": forecast.origins, **forecast.as_float32()}
-                    write_npz(draft / member.name / f"{split}.npz", arrays)
+                    write_npz(draft / member.name / f"{split}.npz", forecast.arrays())
         for member, _, _ in part:
             seal(draft / member.name)
 

@@ -8,7 +8,7 @@ import pytest
 
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
-from cpbmodels.fleet.extremes import with_touch
+from cpbmodels.fleet.extremes import with_extremes
 from tasks.backtesting.lookahead import (
     FORECAST_TOLERANCE,
     baseline,
@@ -131,14 +131,15 @@ def test_a_table_of_extremes_is_causal_and_one_that_knows_the_test_span_is_named
 
     def knowing(member, learned, device):
         spans = [replace(s, spans={"train": (0, 0), "validation": s.spans["test"]}) for s in learned]
-        return with_touch(member, spans, device)
+        return with_extremes(member, spans, device)
 
     def knowing_a_thousandth(member, learned, device):
-        fitted = with_touch(member, learned, device)
-        return replace(fitted, touch=fitted.touch * (1.001 if len(learned[0]) == len(series) else 1))
+        fitted = with_extremes(member, learned, device)
+        times = np.float16(1.001 if len(learned[0]) == len(series) else 1)
+        return replace(fitted, extremes=replace(fitted.extremes, distance=fitted.extremes.distance * times))
 
     for leaky in (knowing, knowing_a_thousandth):
-        monkeypatch.setattr("tasks.backtesting.lookahead.with_touch", leaky)
+        monkeypatch.setattr("tasks.backtesting.lookahead.with_extremes", leaky)
         assert check_lookahead(readings, klines, first_cut(series), 2, FORECAST_TOLERANCE).keys() == {"stops"}
 
 

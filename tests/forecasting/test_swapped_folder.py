@@ -74,7 +74,8 @@ def made(tmp_path_factory):
         [Series.from_frame(candles(), "BTCUSDT", "1h")], "linear", "smoke", seeds=[1], device="cpu", epochs=1
     )
     for version in (1, 2):
-        model = replace(member, table=member.table * version, touch=member.touch * version)
+        extremes = replace(member.extremes, distance=member.extremes.distance * np.float16(version))
+        model = replace(member, table=member.table * version, extremes=extremes)
         about = {
             "model_version": f"{BTC.registered}/{version}",
             "market": "spot",
@@ -235,11 +236,11 @@ def test_rows_are_wholly_of_the_old_or_wholly_of_the_new_model(home, made, swap)
 def test_chances_of_a_touch_are_of_the_model_that_forecast_or_there_are_none(home, made, swap):
     issued(home)
     rows = latest(home, BTC)
-    chance = touch_of(home, BTC, rows).chance(101.0).tolist()
+    chance = touch_of(home, BTC, rows).touch(101.0).tolist()
 
     def chances(home):
         try:
-            return touch_of(home, BTC, rows).chance(101.0).tolist()
+            return touch_of(home, BTC, rows).touch(101.0).tolist()
         except MemberError:
             return None
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import cpbmodels
-from cpbmodels.data import touch
 from cpbmodels.data.series import Series
 from flows import cli
 from schemas.errors import MemberError
@@ -58,8 +57,7 @@ def test_chances_are_those_of_the_models_table_at_the_widths_of_the_stored_forec
     rows, chances = newest_touch(home)
     entries = list(touched(rows, chances, [98_000, 110_000.0]))
     width = np.log(rows["q90"] / rows["q10"]).to_numpy()
-    table, move = member.touch.double().numpy(), np.log(LAST / 98_000)
-    shares = np.maximum.accumulate(np.diag(touch.survival(table[1], np.tile(move / width, (10, 1)))))
+    shares = np.maximum.accumulate(member.extremes.touched(1, np.log(LAST / 98_000) / width))
     assert [entry["probability"] for entry in entries[:10]] == pytest.approx(shares.tolist())
     assert [entry["side"] for entry in entries[::10]] == ["down", "up"]
     assert [entry["by"] for entry in entries[:10]] == rows["target_time"].to_list()
@@ -77,7 +75,7 @@ def test_the_newest_of_two_versions_is_that_of_the_packaged_model(home, member):
 def test_stops_are_touched_by_the_last_step_with_their_chances(home):
     rows, chances = newest_touch(home)
     for stop in stops(rows, chances, [0.05, 0.25]):
-        assert chances.chance(stop["price"])[-1] == pytest.approx(stop["probability"])
+        assert chances.touch(stop["price"])[-1] == pytest.approx(stop["probability"])
         assert (stop["price"] > LAST) == (stop["side"] == "up")
         assert stop["by"] == rows["target_time"][-1]
 
@@ -95,11 +93,11 @@ def test_a_forecast_of_other_weights_under_the_same_version_has_no_chances(home,
     with pytest.raises(MemberError, match="other weights than those that serve as cpb-BTCUSDT-1h/1 now"):
         newest_touch(home)
     append(home, BTC, rows_at(1, LAST, BTC, weights=weights_in(other)))
-    assert newest_touch(home)[1].chance(LAST) == pytest.approx(1)
+    assert newest_touch(home)[1].touch(LAST) == pytest.approx(1)
 
 
 def test_a_model_without_a_table_and_a_damaged_model_say_so(home, member):
-    folder = package(home, replace(member, touch=None), version=2)
+    folder = package(home, replace(member, extremes=None), version=2)
     append(home, BTC, rows_at(1, LAST, BTC, version=2, weights=weights_in(folder)))
     with pytest.raises(MemberError, match="BTCUSDT 1h: The model has no table of extremes"):
         newest_touch(home)
@@ -135,7 +133,7 @@ def test_the_command_gives_a_row_for_each_price_and_json(home, monkeypatch, caps
 
 def test_the_command_says_in_a_sentence_that_a_model_has_no_table(home, member, monkeypatch, capsys):
     shutil.rmtree(home / "forecasts")
-    folder = package(home, replace(member, touch=None))
+    folder = package(home, replace(member, extremes=None))
     append(home, BTC, rows_at(0, LAST, BTC, weights=weights_in(folder)))
     assert command(monkeypatch, "BTC", "1h", "--touch", "98000", "--json") == 3
     out, err = capsys.readouterr()

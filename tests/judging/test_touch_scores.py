@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpbmodels.data import touch
+from cpbmodels.data import extremes
+from cpbmodels.data.chances import Chances
 from cpbmodels.data.prediction import Prediction
 from tasks.judging import baselines
 from tasks.judging.member import MemberScore, judge_member
@@ -33,8 +34,9 @@ def forecasts(series, spread=1.0, table=None):
     """The walk's own forecasts over the test span, stretched, with its own table unless another is given."""
     walk, learned, test = walk_of(series), series.origins("train", 1, H), series.origins("test", 1, H)
     if table is None:
-        table = touch.fit(touch.ratios(series, Prediction(learned, walk.quantiles(series, learned))))
-    return Prediction(test, walk.quantiles(series, test) * spread, touch=table)
+        widths = extremes.width(walk.quantiles(series, learned))
+        table = extremes.fit(extremes.reached(series, learned, H), widths)
+    return Prediction(test, walk.quantiles(series, test) * spread, extremes=table)
 
 
 def judged(series, prediction, architecture="x"):
@@ -61,14 +63,14 @@ def test_the_score_is_the_squared_distance_between_chance_and_outcome():
     own = forecasts(series)
     n, step = 40, 6
     losses = []
-    row, width = prediction.origins[n], touch.width(own.quantiles[n])[step]
+    row, width = prediction.origins[n], extremes.width(own.quantiles[n])[step]
     candles = series.prices[row + 1 : row + 2 + step] / series.prices[row, 3]
     for side, sign in enumerate((1, -1)):
         for chance in CHANCES:
-            level = touch.reach(own.touch[side], chance)[step] * width
+            level = own.extremes.reach(side, chance)[step] * width
             hit = candles[:, 1].max() >= np.exp(level) if side == 0 else candles[:, 2].min() <= np.exp(-level)
-            chances = touch.Touch(prediction.touch, np.exp(prediction.quantiles[n]), 1.0)
-            stated = chances.chance(np.exp(sign * level))[step]
+            chances = Chances(prediction.extremes, np.exp(prediction.quantiles[n]), 1.0)
+            stated = chances.touch(np.exp(sign * level))[step]
             losses.append((stated - hit) ** 2)
     assert score[BRIER][n, step] == pytest.approx(np.mean(losses), abs=2e-3)
 
@@ -97,7 +99,7 @@ def test_groups_are_of_equal_counts():
 
 def test_a_model_without_a_table_has_no_score():
     series = market()
-    metrics = judged(series, replace(forecasts(series), touch=None)).metrics
+    metrics = judged(series, replace(forecasts(series), extremes=None)).metrics
     assert not [name for name in metrics if "touch" in name]
 
 

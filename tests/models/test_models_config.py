@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
 from cpbmodels import ModelError, architectures, load, predict, train_fleet
-from cpbmodels.data.touch import MAX_RATIO, Touch
+from cpbmodels.data.chances import Chances
+from cpbmodels.data.extremes import DISTANCE, MAX_RATIO, Extremes
 from cpbmodels.errors import DamagedModelError, printable
 from cpbmodels.fleet.config import (
     DIGEST,
@@ -26,8 +27,8 @@ from cpbmodels.fleet.config import (
     OPTIONS,
     WEIGHTS_DIGEST,
     digest,
+    extremes_fault,
     sealed,
-    touch_fault,
 )
 from cpbmodels.fleet.predict import predict_each
 from tests.tools.candles import ON_ROLLING_COLUMNS, series_for, walk
@@ -283,7 +284,7 @@ def assert_sane(forecast, why):
         return
     assert (np.diff(np.log(forecast.close.array)) >= -1e-9).all(), why
     assert (np.abs(np.log(forecast.close.array / forecast.last_close)) <= 1.5).all(), why
-    if forecast.touch_table is None:
+    if forecast.extremes is None:
         return
     for price in (0.5, 0.99, 1.0, 1.01, 2.0):
         chances = forecast.touch(forecast.last_close * price)
@@ -299,14 +300,19 @@ def assert_sane(forecast, why):
             assert (sign * (stop - forecast.last_close) >= 0).all(), why
 
 
+def _within(tensor, value):
+    """The value, or infinity where the tensor's type has none as large."""
+    return value if abs(value) <= torch.finfo(tensor.dtype).max else float("inf")
+
+
 def filled(value):
-    return lambda tensor: torch.full_like(tensor, value)
+    return lambda tensor: torch.full_like(tensor, _within(tensor, value))
 
 
 def one(value):
     def change(tensor):
         out = tensor.clone()
-        out.view(-1)[-1] = value
+        out.view(-1)[-1] = _within(tensor, value)
         return out
 
     return change
@@ -360,10 +366,14 @@ def test_any_tensor_gives_a_sane_forecast_or_one_sentence(name, saved, tmp_path)
     assert made
 
 
-@pytest.mark.parametrize("key", ["touch.table", "head.table"])
+@pytest.mark.parametrize("key", [DISTANCE, "head.table"])
 @pytest.mark.parametrize(
     ("change", "why"),
-    [(lambda t: t.flip(-1), "falls between"), (lambda t: t * 1e30, "beyond"), (lambda t: -t.abs() - 1, None)],
+    [
+        (lambda t: t.flip(-1), "falls between"),
+        (lambda t: torch.full_like(t, 6e4), "beyond"),
+        (lambda t: -t.abs() - 1, None),
+    ],
 )
 def test_a_table_that_falls_or_is_huge_is_refused_when_it_is_loaded(key, change, why, saved, tmp_path):
     folder = saved["har"][0]
@@ -383,29 +393,40 @@ ENTRIES = (
 @given(
     seed=st.integers(0, 1000),
     changes=st.dictionaries(
-        st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 98)), ENTRIES, max_size=5
+        st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 17)), ENTRIES, max_size=5
     ),
     ordered=st.booleans(),
+    of_before=st.booleans(),
     width=st.floats(1e-12, 20),
     chance=st.floats(1e-9, 0.999),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_table_that_passes_gives_stops_on_their_side(seed, changes, ordered, width, chance):
-    table = np.sort(np.random.default_rng(seed).lognormal(0, 2, (2, 4, 99)).astype(np.float32))
+def test_every_table_that_passes_gives_stops_on_their_side(seed, changes, ordered, of_before, width, chance):
+    draw, (levels, kind) = np.random.default_rng(seed), ((99, np.float32) if of_before else (18, np.float16))
+    table = np.sort(draw.lognormal(0, 2, (2, 4, levels)).astype(kind))
     for place, value in changes.items():
-        table[place] = value
+        table[place] = min(value, 1e4 if ordered else 6e4)
     table = np.sort(np.clip(np.nan_to_num(table), 0, MAX_RATIO)) if ordered else table
-    if fault := touch_fault(table, 4):
+    # Any shares: they need not be of one set of windows, as those of a real table are.
+    shares = None if of_before else draw.uniform(0, 1, (3, 4, 19, 19)).astype(np.float16)
+    extremes = Extremes(table, shares)
+    if fault := extremes_fault(extremes.tensors(), 4):
         assert not ordered
         assert fault
         return
     close = np.exp(np.linspace(-width, width, 19) / 1.6 * np.ones((4, 1)))
-    touch = Touch(table.astype(np.float64), close, 1.0)
+    chances = Chances(extremes, close, 1.0)
     for price in (0.5, 2.0):
-        assert ((touch.chance(price) >= 0) & (touch.chance(price) <= 1)).all()
+        for of_price in (chances.touch(price), chances.above(price)):
+            assert ((of_price >= 0) & (of_price <= 1)).all()
+    if not of_before:
+        for prices in ((2.0, 0.5), (0.5, 2.0), (1.001, 0.999)):
+            first = chances.first(*prices)
+            assert ((first >= 0) & (np.diff(first, axis=0, prepend=0) >= 0)).all()
+            assert (first.sum(axis=-1) <= 1 + 1e-12).all()
     for side, sign in (("up", 1), ("down", -1)):
         try:
-            stops = touch.stop(chance, side)
+            stops = chances.stop(chance, side)
         except ModelError:
             continue
         assert np.isfinite(stops).all()

@@ -86,8 +86,13 @@ def fleet_items(folders):
         parts = {"weights": weights, "metrics": metrics}
         for part in ("losses", "steps"):
             parts[part] = {key: array for key, array in arrays.items() if key.startswith(f"{part}.")}
-        # What is of the chance of a touch is an item of its own.
-        parts["touch"] = {key: of.pop(key) for of in parts.values() for key in [*of] if "touch" in key}
+        # What is of chances (touched, reached first, closed above) is an item of its own.
+        parts["chances"] = {
+            key: of.pop(key)
+            for of in parts.values()
+            for key in [*of]
+            if any(word in key for word in ("touch", "first_", "above_", "extremes"))
+        }
         if parts["losses"]:
             parts["losses"]["times"] = arrays["times"]
         items |= {f"{part}/{name}": item(of) for part, of in parts.items() if of}

@@ -24,7 +24,7 @@ def touchable(tmp_path_factory):
     high, low = np.maximum(opened, close) * 1.002, np.minimum(opened, close) / 1.002
     series = Series.from_ohlc(np.column_stack([opened, high, low, close]), timeframe="1h")
     (member,) = cpbmodels.train_fleet([series], "linear", "smoke", seeds=[1], device="cpu", epochs=1)
-    for coin, model in ((BTC, member), (ETH, replace(member, touch=None))):
+    for coin, model in ((BTC, member), (ETH, replace(member, extremes=None))):
         about = {"model_version": f"{coin.registered}/1", "market": "spot", "symbol": coin.symbol}
         packaged = model.save(folder / "data" / "hub" / coin.label / coin.timeframe, about)
         fill(folder / "data", coin, weights=file_digest(packaged / "model.safetensors"))

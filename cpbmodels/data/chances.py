@@ -1,0 +1,215 @@
+"""What a forecast says of prices: the chance that one is touched, reached before another, or closed above; stops.
+
+Chances of highs and lows come from the model's table of extremes (`cpbmodels.data.extremes`), those of closes from the
+forecast's own quantiles.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from cpbmodels.data.extremes import SIDES, TINY, Extremes, width
+from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.errors import ModelError, shown
+
+MAX_STOP = 300
+"""Largest log-return of a stop: beyond it a price, times or divided by e^300, is near the ends of float64 (e^709)."""
+MIN_CHANCE = 1e-8
+"""Least chance of a close beyond a price, as of a touch."""
+
+Numbers = float | Sequence[float] | np.ndarray
+Direction = Literal["long", "short"]
+
+
+def numbers(given: Numbers) -> np.ndarray:
+    """float64 of a number, or of several; of texts too. ModelError for anything else."""
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ModelError(f"{given!r} is neither a number nor a list of numbers.") from None
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """A stop and a target, in prices, and how likely each of them is reached first.
+
+    side: "long" (the stop below the last close, the target above) or "short".
+    target, stop: float64 [...].
+    first: [..., H, 2], as of `Chances.first`.
+    break_even: the share of decided trades that must reach the target for a loss of nothing, before fees.
+    """
+
+    side: Direction
+    target: np.ndarray
+    stop: np.ndarray
+    first: np.ndarray
+    break_even: float
+
+
+class Chances:
+    """Chances and stops of forecasts [...], in prices.
+
+    Args:
+        extremes: the model's table, or None; without one, only `above` can be asked.
+        close: the close's quantiles [..., H, 19] in prices.
+        last_close: [...].
+    """
+
+    def __init__(self, extremes: Extremes | None, close: np.ndarray, last_close: np.ndarray | float) -> None:
+        self.extremes, self.last_close = extremes, np.asarray(last_close, dtype=np.float64)
+        self.moves = np.log(close / self.last_close[..., None, None])
+        self.width = width(np.log(close))
+
+    def touch(self, price: Numbers) -> np.ndarray:
+        """The chance [..., H] that a price is touched by each step: by a high if it lies above the last close, by a low
+        if below; 1 at the close.
+
+        Raises:
+            ModelError: a price is not a number above 0; the model has no table of extremes.
+        """
+        move = self._move(price, "touched")
+        distance = np.abs(move)[..., None] / self.width
+        chances = np.ones_like(distance)
+        for side, beyond in enumerate((move > 0, move < 0)):
+            chances[beyond] = self.table.touched(side, distance[beyond])
+        return np.maximum.accumulate(chances, axis=-1)  # what was reached before is reached
+
+    def first(self, target: Numbers, stop: Numbers) -> np.ndarray:
+        """The chances [..., H, 2] that the target, and that the stop, was reached first by each step; else neither was.
+
+        A candle that reaches both counts for the stop. Vectors of targets and stops broadcast.
+
+        Raises:
+            ModelError: a price is not a number above 0; target and stop do not lie on opposite sides of the last close;
+                the model has no table, or one of before, which does not know what came first.
+        """
+        if self.table.first is None:
+            raise ModelError(
+                "The model's table of extremes does not know which of two prices is reached first: train it again."
+            )
+        goal, loss = self._move(target, "reached"), self._move(stop, "reached")
+        goal, loss = np.broadcast_arrays(goal, loss)
+        if not (goal * loss < 0).all():
+            at = np.broadcast_arrays(numbers(target), numbers(stop), self.last_close, goal)
+            high, low, close = (float(values[~(goal * loss < 0)].flat[0]) for values in at[:3])
+            raise ModelError(
+                f"The target {high:,.12g} and the stop {low:,.12g} do not lie on opposite sides of the last close, "
+                f"{close:,.12g}: give one price above it and one below."
+            )
+        up, down = (
+            np.maximum(goal, loss)[..., None] / self.width,
+            -np.minimum(goal, loss)[..., None] / self.width,
+        )
+        up_first, down_first, both = self.table.decided(up, down)
+        long = (goal > 0)[..., None]
+        gains, losses = np.where(long, up_first, down_first), np.where(long, down_first, up_first) + both
+        # What was decided before stays decided, and all three chances sum to 1. Each step has a table of its own, and
+        # shares between its levels are interpolated: neither holds by itself.
+        chances = np.zeros((*gains.shape, 2))
+        won, lost = np.zeros(gains.shape[:-1]), np.zeros(gains.shape[:-1])
+        for step in range(gains.shape[-1]):
+            won = np.maximum(won, np.minimum(gains[..., step], 1 - lost))
+            lost = np.maximum(lost, np.minimum(losses[..., step], 1 - won))
+            chances[..., step, 0], chances[..., step, 1] = won, lost
+        return chances
+
+    def above(self, price: Numbers) -> np.ndarray:
+        """The chance [..., H] that the close of each step lies above a price.
+
+        Between the quantiles it is linear in the logarithm of the price. Beyond the outermost it falls as a power of
+        the distance from the median does that passes through the 10 and the 5 % quantile (the 90 and the 95 %).
+
+        Raises:
+            ModelError: a price is not a number above 0.
+        """
+        move = self._move(price, "closed above")[..., None]
+        # The interval between two levels in which the price lies, as a place from 0 to 18.
+        shape = np.broadcast_shapes(move.shape, self.moves.shape[:-1])
+        levels = np.broadcast_to(self.moves, (*shape, len(QUANTILES)))
+        left = np.clip((levels <= move[..., None]).sum(axis=-1) - 1, 0, len(QUANTILES) - 2)[..., None]
+        start, end = (np.take_along_axis(levels, left + more, axis=-1)[..., 0] for more in (0, 1))
+        share = np.clip((move - start) / np.maximum(end - start, TINY), 0, 1)
+        below = QUANTILES[left[..., 0]] + share * (QUANTILES[1] - QUANTILES[0])
+        middle = levels[..., 9]
+        low = _tail(middle - move, middle - levels[..., 1], middle - levels[..., 0])
+        high = _tail(move - middle, levels[..., -2] - middle, levels[..., -1] - middle)
+        return np.where(move < levels[..., 0], 1 - low, np.where(move > levels[..., -1], high, 1 - below))
+
+    def stop(self, probability: float, side: str) -> np.ndarray:
+        """The price [..., H] that is touched within each step with this chance; side: up or down.
+
+        Raises:
+            ModelError: the probability is not between 0 and 1, the side is neither up nor down, or such a stop lies
+                more than e^MAX_STOP-fold from the close; the model has no table of extremes.
+        """
+        chance = numbers(probability)
+        if side not in SIDES or chance.ndim or not 0 < chance < 1:
+            raise ModelError(
+                f"There is no stop on the side {side!r} with the chance {probability!r}: give up or down, and a "
+                "chance between 0 and 1."
+            )
+        distance = self.table.reach(SIDES.index(side), float(chance))
+        # A later stop is never nearer: what was reached within fewer steps was reached.
+        move = np.maximum.accumulate(distance * self.width, axis=-1)
+        if not (move <= MAX_STOP).all():
+            raise ModelError(
+                f"The stop on the side {side} with the chance {probability!r} lies more than e^{MAX_STOP}-fold from "
+                "the close: ask for a larger chance, or train the model again."
+            )
+        return self.last_close[..., None] * np.exp(move if side == "up" else -move)
+
+    def bracket(self, chance: float = 0.05, reward: float = 2, side: Direction = "long") -> Bracket:
+        """The stop that is touched by the last step with this chance, and a target `reward` times as far in price.
+
+        Raises:
+            ModelError: the side is neither long nor short, the reward is not above 0, or the target of a short would
+                not lie above 0; or as in `stop` and `first`.
+        """
+        times = numbers(reward)
+        if side not in get_args(Direction) or times.ndim or not (np.isfinite(times) and times > 0):
+            raise ModelError(
+                f"There is no bracket on the side {shown(side)} with the reward {shown(reward)}: give long or short, "
+                "and a number above 0."
+            )
+        stop = self.stop(chance, "down" if side == "long" else "up")[..., -1]
+        target = self.last_close + times * (self.last_close - stop)
+        if not (target > 0).all():
+            raise ModelError(
+                f"A target {reward:g} times as far from the close as a stop of {chance:g} would not lie above 0: give "
+                "a smaller reward or a larger chance."
+            )
+        return Bracket(side, target, stop, self.first(target, stop), float(1 / (1 + times)))
+
+    def columns(self, touch: Numbers, stop: Numbers) -> dict[str, np.ndarray]:
+        """The columns [..., H] `touch_98000` of prices and `stop_up_0.05`, `stop_down_0.05` of chances."""
+        chances = {f"touch_{price:.12g}": self.touch(price) for price in numbers(touch).ravel()}
+        return chances | {
+            f"stop_{side}_{p:g}": self.stop(p, side) for p in numbers(stop).ravel() for side in SIDES
+        }
+
+    @property
+    def table(self) -> Extremes:
+        """The model's table of extremes; ModelError if it has none."""
+        if self.extremes is None:
+            raise ModelError(
+                "The model has no table of extremes, from which the chance of a touch is read: train it again."
+            )
+        return self.extremes
+
+    def _move(self, price: Numbers, what: str) -> np.ndarray:
+        """The log-return from the last close to a price."""
+        prices = numbers(price)
+        if not (np.isfinite(prices) & (prices > 0)).all():
+            raise ModelError(f"The price {shown(price)} cannot be {what}: give a number above 0.")
+        return np.log(prices / self.last_close)
+
+
+def _tail(distance: np.ndarray, tenth: np.ndarray, twentieth: np.ndarray) -> np.ndarray:
+    """The chance beyond distances from the median, of which that beyond `tenth` is 10 and beyond `twentieth` 5 %."""
+    # The power of which the chance falls: at least the first, as `MAX_GROWTH` of a table of extremes has it.
+    growth = np.log(np.maximum(twentieth, TINY) / np.clip(tenth, TINY, np.maximum(twentieth, TINY)))
+    power = np.log(2) / np.clip(growth, TINY, np.log(2))
+    far = np.maximum(distance / np.maximum(twentieth, TINY), 1)
+    return np.maximum(0.05 * np.exp(-power * np.log(far)), MIN_CHANCE)

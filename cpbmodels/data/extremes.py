@@ -1,0 +1,203 @@
+"""The table of a model's extremes: how far prices go up and down, and which of two prices is reached first.
+
+The extreme at step h is the running maximum of the highs over steps 1 .. h (up), or of the falls to the lows (down), as
+a log-return from the last close; the width is q90 - q10 of the model's own forecast of the close at step h. Extremes
+depend on the width alone, so that one table serves all coins of a model. Both sides are counted in the same windows, so
+that how they depend on each other is in the table: a market that has risen has seldom fallen first.
+
+Arrays: widths float64 [..., H], in log-return; distances [..., H] in widths of the same step. Between two quantiles the
+logarithm of the chance is linear in the distance. Beyond the last it falls as a power of the distance does that passes
+through the 90 and the 99 % quantile, down to 1e-8.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpbmodels.data.series import Series
+
+SIDES = ("up", "down")
+
+DISTANCE, FIRST, TOUCH = "extremes.distance", "extremes.first", "touch.table"
+"""Names among the tensors of a model's folder: the two of a table, and the only one of a table of before, which has
+99 levels in float32 and does not know which of two prices is reached first."""
+
+CHANCES = np.array(
+    [
+        0.98,
+        0.94,
+        0.88,
+        0.81,
+        0.73,
+        0.65,
+        0.57,
+        0.5,
+        0.42,
+        0.34,
+        0.25,
+        0.18,
+        0.13,
+        0.1,
+        0.07,
+        0.05,
+        0.025,
+        0.01,
+    ]
+)
+"""Chances of going beyond the quantiles of `Extremes.distance`. 18 of them and the origin are a grid of 19 x 19, which
+fills 22 kB at ten steps; those of the stops that are usual (25, 10, 5, 1 %) are exact."""
+CHANCES_OF_BEFORE = 1 - np.arange(1, 100) / 100
+
+TINY = 1e-12
+"""Least width, in log-return: that of a price which never moves."""
+MAX_RATIO = 1e4
+"""Largest extreme in a table, in widths: that of a coin which hardly ever moves and then leaps."""
+MAX_GROWTH = 10.0
+"""Largest growth of the distance while the chance falls to a tenth. Beyond it the extremes would have no mean."""
+
+_TAIL = np.arange(1, 7)
+
+
+def reached(series: Series, origins: np.ndarray, horizon: int) -> np.ndarray:
+    """Running extremes [2, N, H] after each origin: log(highest high / last close), log(last close / lowest low)."""
+    rows = origins[:, None] + np.arange(1, horizon + 1)
+    moves = np.log(series.prices[rows, 1:3] / series.prices[origins, 3][:, None, None])
+    # Running: the extreme of h steps contains that of every shorter horizon.
+    return np.maximum.accumulate(np.stack([moves[..., 0], -moves[..., 1]]), axis=-1)
+
+
+def width(quantiles: np.ndarray) -> np.ndarray:
+    """Return q90 - q10 [..., H] of quantiles [..., H, 19] of the log-return."""
+    return np.maximum(quantiles[..., 17] - quantiles[..., 1], TINY)
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The extremes of a model's windows, in widths of its forecasts.
+
+    distance: [2, H, L], up and down: quantiles of extreme / width, the chances beyond which are `chances`; float16 with
+        L = 18, or float32 with L = 99 in a model of before.
+    first: float16 [3, H, 19, 19], by the distances up (third axis) and down (last axis), the origin before the 18: of
+        the windows that reach up, the share that does so before down; of those that reach down, the share that does so
+        before up; of those that reach up, the share that reaches down within the same candle as the first. None in a
+        model of before.
+    """
+
+    distance: np.ndarray
+    first: np.ndarray | None = None
+
+    @property
+    def chances(self) -> np.ndarray:
+        """Chances [L] of an extreme beyond the distances."""
+        return CHANCES_OF_BEFORE if self.first is None else CHANCES
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The arrays by their names in a model's folder."""
+        return {TOUCH: self.distance} if self.first is None else {DISTANCE: self.distance, FIRST: self.first}
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, np.ndarray]) -> "Extremes | None":
+        """The table among a model's tensors, if there is one; its values are not checked."""
+        if DISTANCE in tensors and FIRST in tensors:
+            return cls(tensors[DISTANCE], tensors[FIRST])
+        return cls(tensors[TOUCH]) if TOUCH in tensors else None
+
+    def touched(self, side: int, distance: np.ndarray) -> np.ndarray:
+        """The share [..., H] of extremes on a side (0 up, 1 down) beyond distances [..., H]."""
+        nodes = self._nodes(side)
+        return np.exp(_by_step(distance, nodes, np.broadcast_to(self._log_chances(), nodes.shape)))
+
+    def reach(self, side: int, chance: float) -> np.ndarray:
+        """The distance [H] that this share of extremes on a side goes beyond: the inverse of `touched`."""
+        rising = -self._log_chances()
+        return np.array([np.interp(-np.log(chance), rising, row) for row in self._nodes(side)])
+
+    def decided(self, up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The shares [..., H] that reach up first, down first, and both within the candle that reaches the first.
+
+        Args:
+            up, down: distances [..., H] of two prices.
+        """
+        assert self.first is not None
+        grid = np.asarray(self.first, dtype=np.float64)
+        steps = np.arange(grid.shape[1])
+        places, shares = [], []
+        for side, distance in enumerate((up, down)):
+            nodes = self._nodes(side)[:, : grid.shape[2]]
+            # Beyond the last level the shares stay what they are there.
+            at = _by_step(distance, nodes, np.broadcast_to(np.arange(nodes.shape[1]), nodes.shape))
+            places.append(np.minimum(at.astype(np.int64), nodes.shape[1] - 2))
+            shares.append(at - places[-1])
+        (i, j), (a, b) = places, shares
+        between = (
+            (1 - a) * (1 - b) * grid[:, steps, i, j]
+            + a * (1 - b) * grid[:, steps, i + 1, j]
+            + (1 - a) * b * grid[:, steps, i, j + 1]
+            + a * b * grid[:, steps, i + 1, j + 1]
+        )
+        above, below = self.touched(0, up), self.touched(1, down)
+        return above * between[0], below * between[1], above * between[2]
+
+    def _log_chances(self) -> np.ndarray:
+        """Logarithms [1 + L + 6] of the chances 1, `chances`, and of six that are tenfold smaller each."""
+        logs: np.ndarray = np.log(np.concatenate([[1.0], self.chances, self.chances[-1] * 0.1**_TAIL]))
+        return logs
+
+    def _nodes(self, side: int) -> np.ndarray:
+        """The distances [H, 1 + L + 6] of `_log_chances`."""
+        levels = np.asarray(self.distance[side], dtype=np.float64)
+        # While the chance falls from 10 to 1 %, and to a tenth from there on: the tail goes on at that rate, as a
+        # power law's.
+        tenth = levels[:, np.argmin(np.abs(self.chances - 0.1))]
+        growth = np.clip(levels[:, -1] / np.maximum(tenth, TINY), 1, MAX_GROWTH)
+        tail = levels[:, -1:] * growth[:, None] ** _TAIL
+        return np.concatenate([np.zeros((len(levels), 1)), levels, tail], axis=1)
+
+
+def fit(extremes: np.ndarray, widths: np.ndarray) -> Extremes:
+    """The table of running extremes [2, N, H] in windows whose forecasts had widths [N, H], N > 0."""
+    ratios = np.clip(extremes / widths, 0, MAX_RATIO)
+    # Rounded as it will be stored: a model forecasts alike before and after it is saved.
+    distance = np.moveaxis(np.quantile(ratios, 1 - CHANCES, axis=1), 0, -1).astype(np.float16)
+    return Extremes(distance, _first(extremes, widths, distance.astype(np.float64)))
+
+
+def _first(extremes: np.ndarray, widths: np.ndarray, distance: np.ndarray) -> np.ndarray:
+    """`Extremes.first` of the windows: which of two prices at these distances was reached first."""
+    horizon, levels = distance.shape[1], distance.shape[2] + 1
+    shares = np.zeros((3, horizon, levels, levels), dtype=np.float16)
+    for step in range(horizon):
+        # Prices stand still while steps pass: a distance in widths of this step, for all steps until it.
+        prices = (
+            np.concatenate([np.zeros((2, 1)), distance[:, step]], axis=1)[:, None] * widths[:, step, None]
+        )
+        up, down = _first_candles(extremes[..., : step + 1], prices)
+        # Windows by levels up and down; a price that no candle reaches comes after all others.
+        up, down = up[:, :, None], down[:, None, :]
+        by_up, by_down = ((candle <= step).sum(axis=0) for candle in (up, down))
+        counts = (
+            ((up < down).sum(axis=0), by_up),
+            ((down < up).sum(axis=0), by_down),
+            (((up == down) & (up <= step)).sum(axis=0), by_up),
+        )
+        for kind, (count, of) in enumerate(counts):
+            shares[kind, step] = count / np.maximum(of, 1)
+    return shares
+
+
+def _first_candles(extremes: np.ndarray, prices: np.ndarray) -> np.ndarray:
+    """The first candle [2, N, L], from 0, whose running extreme [2, N, H] reaches a price [2, N, L]; H: none does."""
+    count = extremes.shape[-1]
+    found = np.zeros(prices.shape, dtype=np.int16)
+    # Bisection, since running extremes never fall: long horizons have hundreds of steps.
+    for jump in 2 ** np.arange(count.bit_length())[::-1]:
+        further = np.minimum(found + jump, count).astype(np.int16)
+        short = np.take_along_axis(extremes, further.astype(np.int64) - 1, axis=-1) < prices
+        found = np.where(short, further, found)
+    return found
+
+
+def _by_step(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Values [..., H] at `at` [..., H] of the lines through (x, y) [H, L], of each step its own."""
+    return np.stack([np.interp(at[..., step], x[step], y[step]) for step in range(len(x))], axis=-1)
