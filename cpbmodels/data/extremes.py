@@ -167,35 +167,26 @@ def _first(extremes: np.ndarray, widths: np.ndarray, distance: np.ndarray) -> np
     """`Extremes.first` of the windows: which of two prices at these distances was reached first."""
     horizon, levels = distance.shape[1], distance.shape[2] + 1
     shares = np.zeros((3, horizon, levels, levels), dtype=np.float16)
+    # Windows last: sums and comparisons run along them, eight times as fast as across.
+    extremes = np.ascontiguousarray(np.moveaxis(extremes, 1, -1))
+    nodes = np.concatenate([np.zeros((2, horizon, 1)), distance], axis=-1)
     for step in range(horizon):
         # Prices stand still while steps pass: a distance in widths of this step, for all steps until it.
-        prices = (
-            np.concatenate([np.zeros((2, 1)), distance[:, step]], axis=1)[:, None] * widths[:, step, None]
-        )
-        up, down = _first_candles(extremes[..., : step + 1], prices)
-        # Windows by levels up and down; a price that no candle reaches comes after all others.
-        up, down = up[:, :, None], down[:, None, :]
-        by_up, by_down = ((candle <= step).sum(axis=0) for candle in (up, down))
+        prices = nodes[:, step, :, None] * widths[:, step]
+        # The candle, from 0, that reaches a price first; where none does, the number of candles.
+        reached_by = np.zeros(prices.shape, dtype=np.int16)
+        for candle in range(step + 1):
+            reached_by += extremes[:, candle, None] < prices
+        up, down = reached_by[0][:, None], reached_by[1]
+        by_up, by_down = ((candles <= step).sum(axis=-1) for candles in (up, down))
         counts = (
-            ((up < down).sum(axis=0), by_up),
-            ((down < up).sum(axis=0), by_down),
-            (((up == down) & (up <= step)).sum(axis=0), by_up),
+            ((up < down).sum(axis=-1, dtype=np.int32), by_up),
+            ((down < up).sum(axis=-1, dtype=np.int32), by_down),
+            (((up == down) & (up <= step)).sum(axis=-1, dtype=np.int32), by_up),
         )
         for kind, (count, of) in enumerate(counts):
             shares[kind, step] = count / np.maximum(of, 1)
     return shares
-
-
-def _first_candles(extremes: np.ndarray, prices: np.ndarray) -> np.ndarray:
-    """The first candle [2, N, L], from 0, whose running extreme [2, N, H] reaches a price [2, N, L]; H: none does."""
-    count = extremes.shape[-1]
-    found = np.zeros(prices.shape, dtype=np.int16)
-    # Bisection, since running extremes never fall: long horizons have hundreds of steps.
-    for jump in 2 ** np.arange(count.bit_length())[::-1]:
-        further = np.minimum(found + jump, count).astype(np.int16)
-        short = np.take_along_axis(extremes, further.astype(np.int64) - 1, axis=-1) < prices
-        found = np.where(short, further, found)
-    return found
 
 
 def _by_step(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
