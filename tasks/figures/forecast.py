@@ -11,7 +11,10 @@ BANDS = ((90, "q05", "q95"), (80, "q10", "q90"), (50, "q25", "q75"))
 """Central bands in per cent with their lower and upper quantile, widest first."""
 
 SHOWN = 120
-"""Candles in the initial view; panning to the left shows the others."""
+"""Candles in the initial view without a forecast; panning to the left shows the others."""
+
+FORECAST_SHARE = 0.25
+"""Share of the initial view's width that the forecast takes."""
 
 _HOVER = (
     "<b>%{x|%-d %b %Y %H:%M} UTC</b><br>median %{y}<br>50 %: %{customdata[2]} to %{customdata[3]}"
@@ -226,7 +229,7 @@ def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, A
         "spikemode": "across",
         "spikesnap": "cursor",
         "hoverformat": "%-d %b %Y %H:%M UTC",
-        "range": _padded_times(ends),
+        "range": [time(end) for end in ends],
         "anchor": "y2",
     }
     return {
@@ -251,25 +254,24 @@ def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, A
 def _view(
     candles: pl.DataFrame, forecast: pl.DataFrame | None
 ) -> tuple[list[datetime], list[float], list[float]]:
-    """Return times, lows and highs of the initial view: the newest candles, or those around an earlier forecast."""
-    # All candles are in the figure, and the first view has the newest: panning needs no request.
-    window = candles.tail(SHOWN)
-    if forecast is not None and len(window) and forecast["issued_at"][0] < window["close_time"][0]:
-        # An earlier forecast stands in the middle: what came before it, and what came true.
-        before = SHOWN // 2 * _candle_length(forecast, forecast)
-        window = candles.filter(pl.col("close_time") >= forecast["issued_at"][0] - before)
-    ends = [*window["close_time"].head(1), *window["close_time"].tail(1)]
-    lows, highs = window["low"].to_list(), window["high"].to_list()
+    """Return both ends of the initial view, and the lows and highs in it.
+
+    A forecast takes `FORECAST_SHARE` of the width. After it come newer candles, for half the width at most.
+    """
+    # All candles are in the figure: panning needs no request.
+    closes = candles["close_time"]
     if forecast is None:
-        return ends, lows, highs
-    ends += [forecast["issued_at"][0], forecast["target_time"][-1]]
-    return ends, lows + forecast["q05"].to_list(), highs + forecast["q95"].to_list()
-
-
-def _padded_times(ends: list[Any]) -> list[str]:
-    first, last = min(ends), max(ends)
-    pad = (last - first) / 50 or timedelta(hours=1)
-    return [time(first - pad), time(last + pad)]
+        first, last = closes.tail(SHOWN)[0], closes[-1]
+        pad = (last - first) / 50 or timedelta(hours=1)
+        ends, extremes = [first - pad, last + pad], []
+    else:
+        origin, last = forecast["issued_at"][0], forecast["target_time"][-1]
+        width = (last - origin) / FORECAST_SHARE
+        newest = max([last, *closes.tail(1)])
+        until = min(newest, last + width / 2) + width / 50
+        ends, extremes = [until - width, until], [*forecast["q05"], *forecast["q95"]]
+    shown = candles.filter(closes.is_between(*ends))
+    return ends, [*shown["low"], *extremes], [*shown["high"], *extremes]
 
 
 def _padded(lows: list[Any], highs: list[Any]) -> list[float] | None:

@@ -117,6 +117,18 @@ def test_earlier_forecasts_are_two_traces_with_gaps_and_a_forecast_of_the_past_i
     assert first < "2025-06-02T16:00:00Z" < last
 
 
+@pytest.mark.parametrize(("count", "hours"), [(40, 10), (44, 10), (60, 20), (100, 30)])
+def test_a_forecast_has_a_quarter_of_the_first_view_and_what_came_after_at_most_half(count, hours):
+    issued = START + timedelta(hours=40)
+    layout = check(forecast.forecast_figure(candles(count), frame(issued)))["layout"]
+    first, last = map(datetime.fromisoformat, layout["xaxis"]["range"])
+    assert timedelta(hours=10) / (last - first) == 0.25
+    assert last == issued + timedelta(hours=hours + 40 / 50)
+    low, high = layout["yaxis"]["range"]
+    assert low < 97
+    assert high > 102
+
+
 def recorded(count, bounded=True):
     days = [START.date() + timedelta(days=i) for i in range(count)]
     values = {
