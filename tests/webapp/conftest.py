@@ -1,7 +1,12 @@
 import shutil
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+import cpbmodels
+from cpbmodels.data.series import Series
+from tasks.storage.records import file_digest
 from tests.tools.copied_store import record_place
 from tests.tools.page_browser import browsing
 from tests.tools.page_service import client_of
@@ -61,6 +66,22 @@ def recorded(tmp_path_factory):
     """A home in which version 2 of BTC has forecast live for 60 days, better than its reference; 1 was replayed."""
     folder = tmp_path_factory.mktemp("recorded")
     fill_record(folder / "data", BTC)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def touchable(tmp_path_factory):
+    """A home with forecasts of two packaged champions; that of ETH has no table of extremes."""
+    folder = tmp_path_factory.mktemp("touchable")
+    close = 100 * np.exp(np.cumsum(np.random.default_rng(3).normal(0, 0.01, 600)))
+    opened = np.r_[100.0, close[:-1]]
+    high, low = np.maximum(opened, close) * 1.002, np.minimum(opened, close) / 1.002
+    series = Series.from_ohlc(np.column_stack([opened, high, low, close]), timeframe="1h")
+    (member,) = cpbmodels.train_fleet([series], "linear", "smoke", seeds=[1], device="cpu", epochs=1)
+    for coin, model in ((BTC, member), (ETH, replace(member, extremes=None))):
+        about = {"model_version": f"{coin.registered}/1", "market": "spot", "symbol": coin.symbol}
+        packaged = model.save(folder / "data" / "hub" / coin.label / coin.timeframe, about)
+        fill(folder / "data", coin, weights=file_digest(packaged / "model.safetensors"))
     return folder
 
 

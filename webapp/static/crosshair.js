@@ -1,7 +1,10 @@
-// A crosshair with the price at the right and the time below, and the values of the candle or step under it as text.
+// A crosshair with the price at the right and the time below, a box beside it that says how likely the price is
+// reached, and the values of the candle or step under it as text.
 
 import { h } from "/static/dom.js";
 import { change, number, priceFormat, time } from "/static/format.js";
+
+const GAP_PX = 12, FINGER_PX = 44; // between the box and the pointer, and what a finger covers
 
 // `chances` tells how likely the price under the crosshair is reached.
 export function crosshair(host, readout, chances) {
@@ -9,7 +12,7 @@ export function crosshair(host, readout, chances) {
   const horizontal = h("div", { class: "cross horizontal", hidden: true });
   const priceTag = h("span", { class: "cross tag", hidden: true });
   const timeTag = h("span", { class: "cross tag", hidden: true });
-  const chanceTag = h("span", { class: "cross chance", hidden: true });
+  const box = h("div", { class: "cross box", hidden: true });
   const parts = [vertical, horizontal, priceTag, timeTag];
   let slots = [], at = -1, level = null, format = String, forecast = null;
 
@@ -27,38 +30,54 @@ export function crosshair(host, readout, chances) {
     slots = [...known.values()].sort((a, b) => a.at - b.at);
     forecast = last;
     format = priceFormat(last ?? candles?.close.at(-1) ?? 1);
-    if (!parts[0].isConnected) host.append(...parts, chanceTag);
+    if (!parts[0].isConnected) host.append(...parts, box);
     hide();
     tell(slots.at(-1));
   }
 
   function hide() {
-    for (const part of [...parts, chanceTag]) part.hidden = true;
+    for (const part of [...parts, box]) part.hidden = true;
     chances.forget();
   }
 
-  function place(x, price, slot) {
+  // `x`: where the pointer is, which the box stands beside; the vertical line is at the slot's time.
+  function place(price, slot, { x = null, finger = false } = {}) {
     const { xaxis, yaxis, yaxis2 } = host._fullLayout;
     const [left, width, top] = [xaxis._offset, xaxis._length, yaxis._offset];
     const bottom = yaxis2 ? yaxis2._offset + yaxis2._length : top + yaxis._length;
+    const middle = left + xaxis.c2p(slot.at);
     level = price;
-    chanceTag.hidden = true;
     for (const part of parts) part.hidden = false;
-    Object.assign(vertical.style, { left: `${x}px`, top: `${top}px`, height: `${bottom - top}px` });
+    Object.assign(vertical.style, { left: `${middle}px`, top: `${top}px`, height: `${bottom - top}px` });
     timeTag.textContent = time(slot.at);
-    Object.assign(timeTag.style, { left: `${Math.max(left, Math.min(left + width - 96, x - 48))}px`, top: `${bottom}px` });
+    Object.assign(timeTag.style, { left: `${Math.max(left, Math.min(left + width - 96, middle - 48))}px`, top: `${bottom}px` });
     const y = top + yaxis.c2p(price);
     const inside = y >= top && y <= top + yaxis._length;
-    horizontal.hidden = priceTag.hidden = !inside;
+    box.hidden = horizontal.hidden = priceTag.hidden = !inside;
     Object.assign(horizontal.style, { left: `${left}px`, top: `${y}px`, width: `${width}px` });
     priceTag.textContent = format(price);
     Object.assign(priceTag.style, { left: `${left + width}px`, top: `${y - 10}px` });
-    chances.ask(price, slot.at, (text) => {
-      chanceTag.textContent = text;
-      chanceTag.hidden = !inside;
-      Object.assign(chanceTag.style, { left: `${left + 4}px`, top: `${y - 22 < top ? y + 2 : y - 22}px` });
-      readout.append(h("span", { class: "quiet" }, `. ${format(price)} is ${text}`));
+    const moved = forecast ? h("span", {}, " ", change(price, forecast)) : null;
+    const say = (lines) => {
+      box.replaceChildren(h("div", {}, h("b", {}, format(price)), moved ?? ""), ...lines.map((line) => h("div", { class: "chance" }, line)));
+      if (inside) beside(x ?? middle, y, finger, [left, left + width], top);
+    };
+    say([]);
+    chances.ask(price, slot.at, (lines) => {
+      say(lines);
+      readout.append(h("span", { class: "quiet" }, `. ${format(price)}: ${lines.join(", ")}`));
     });
+  }
+
+  // Above the pointer and right of it, or where there is room; above a finger, or in the corner that is farther from it.
+  function beside(x, y, finger, [left, right], top) {
+    const { offsetWidth: width, offsetHeight: height } = box;
+    const above = y - height - (finger ? FINGER_PX : GAP_PX);
+    const free = finger ? x - width / 2 : x + GAP_PX + width <= right ? x + GAP_PX : x - GAP_PX - width;
+    const corner = x > (left + right) / 2 ? left : right - width;
+    Object.assign(box.style, {
+      left: `${Math.max(left, Math.min(right - width, finger && above < top ? corner : free))}px`,
+      top: `${above >= top ? above : finger ? top : y + GAP_PX}px` });
   }
 
   function nearest(when) {
@@ -70,15 +89,18 @@ export function crosshair(host, readout, chances) {
     return Math.abs(slots[low].at - when) <= Math.abs(slots[high].at - when) ? low : high;
   }
 
-  function move(event) {
-    if (!host._fullLayout || !slots.length || event.buttons) return;
-    const box = host.getBoundingClientRect();
+  // The crosshair at a place in the window; a finger may leave the plot, a mouse hides it there.
+  function point({ clientX, clientY }, finger = false) {
+    if (!host._fullLayout || !slots.length) return;
+    const frame = host.getBoundingClientRect();
     const { xaxis, yaxis } = host._fullLayout;
-    const x = event.clientX - box.left, y = event.clientY - box.top;
-    if (x < xaxis._offset || x > xaxis._offset + xaxis._length) { hide(); return; }
-    at = nearest(xaxis.p2c(x - xaxis._offset));
+    const inside = (value, length) => (finger ? Math.max(0, Math.min(length, value)) : value);
+    const x = inside(clientX - frame.left - xaxis._offset, xaxis._length);
+    const y = inside(clientY - frame.top - yaxis._offset, yaxis._length);
+    if (x < 0 || x > xaxis._length) { hide(); return; }
+    at = nearest(xaxis.p2c(x));
     readout.setAttribute("aria-live", "off"); // a moving pointer would produce too much speech
-    place(xaxis._offset + xaxis.c2p(slots[at].at), yaxis.p2c(y - yaxis._offset), slots[at]);
+    place(yaxis.p2c(y), slots[at], { x: x + xaxis._offset, finger });
     tell(slots[at]);
   }
 
@@ -98,9 +120,8 @@ export function crosshair(host, readout, chances) {
   }
 
   function show(price) {
-    const { xaxis } = host._fullLayout;
     readout.setAttribute("aria-live", "polite");
-    place(xaxis._offset + xaxis.c2p(slots[at].at), price, slots[at]);
+    place(price, slots[at]);
     tell(slots[at]);
   }
 
@@ -115,8 +136,5 @@ export function crosshair(host, readout, chances) {
     readout.textContent = `${time(slot.at)}: ${range ? range + came : candle}`;
   }
 
-  host.addEventListener("pointermove", move);
-  host.addEventListener("pointerdown", move);
-  host.addEventListener("pointerleave", hide);
-  return { set, hide, step, lift };
+  return { set, hide, step, lift, point };
 }

@@ -29,6 +29,10 @@ export function time(value) {
   return text(value, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 }
 
+export function hour(value) {
+  return text(value, { hour: "2-digit", minute: "2-digit" });
+}
+
 export function dayAndTime(value) {
   return text(value, { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 }

@@ -1,20 +1,22 @@
-// The price chart: 500 candles at first and more at the left edge; pan, zoom and crosshair by pointer and keys.
+// The price chart: 500 candles at first and more at the left edge; pan, zoom and crosshair by mouse, fingers and keys.
 
 import { get, ofSeries } from "/static/api.js";
 import { crosshair } from "/static/crosshair.js";
 import { h } from "/static/dom.js";
 import { seconds } from "/static/format.js";
 import { draw, theme } from "/static/plot.js";
+import { pointers } from "/static/pointers.js";
 import { touchChances } from "/static/touch.js";
 
 const FIRST = 500, MORE = 1000, MOST = 5000; // candles; the service gives 5,000 at most
 const NEAR = 0.15; // of the shown width from the oldest loaded candle: more are asked for
+const AXES_PX = 80; // what the axes take of the chart's width, before it is drawn
 
 export function priceChart(series, readout) {
   const host = h("div", { id: "chart", class: "plot price", role: "application", tabindex: "0", "aria-describedby": "chart-keys" });
   const chances = touchChances(series);
   const cross = crosshair(host, readout, chances);
-  const state = { limit: FIRST, forecast: { steps: [], last_close: null }, issuedAt: null, until: null, range: null, x: [], asking: false, bound: false };
+  const state = { limit: FIRST, forecast: { steps: [], last_close: null }, issuedAt: null, until: null, range: null, width: null, x: [], asking: false, bound: false };
   const candle = 1000 * seconds(series.timeframe);
 
   async function load() {
@@ -28,22 +30,38 @@ export function priceChart(series, readout) {
     Object.assign(layout, { hovermode: false, dragmode: "pan", uirevision: "kept" });
     Object.assign(layout.yaxis, { fixedrange: true, showspikes: false });
     layout.xaxis.showspikes = false;
+    if (state.width) { state.range = around(Date.parse(state.issuedAt), state.first, state.width); state.width = null; }
     const range = state.range || state.first;
     layout.xaxis.range = range.map(iso);
     state.plain = { shapes: layout.shapes, annotations: layout.annotations };
     fit([...figure.data, chances.trace()], layout, range);
-    Object.assign(layout, chances.marks(state.plain, range, layout.yaxis.range, host.clientWidth - 80, host.clientHeight * 0.7)); // the axes take the rest
+    mark(layout, range, layout.yaxis.range);
     await draw(host, figure, { scrollZoom: true, doubleClick: false });
     host.setAttribute("aria-label", `${layout.meta?.alt || "Chart."} ${chances.told()} Use the arrow keys to pan.`);
     if (!state.bound) bind();
     cross.set(figure, state.forecast);
   }
 
-  // A narrow chart begins with as many candles as can be told apart, where the forecast is among them.
+  // A narrow chart begins with as many candles as can be told apart, where the forecast is among them. The labels of
+  // the marks have their room at the right.
   function firstView([from, to]) {
     const narrow = Math.max(24, host.clientWidth / 8) * candle;
     const issued = Date.parse(state.forecast.issued_at);
-    return [issued < to - narrow ? from : Math.max(from, to - narrow), to];
+    const start = issued < to - narrow ? from : Math.max(from, to - narrow);
+    const last = Math.min(to, Math.max(state.x.at(-1) ?? 0, ...state.forecast.steps.slice(-1).map((step) => Date.parse(step.target_time))));
+    const { width } = size();
+    const shift = Math.max(0, (to - start) * chances.room(width) / width - (to - last));
+    return [start + shift, to + shift];
+  }
+
+  function size() {
+    const { xaxis, yaxis } = host._fullLayout || {};
+    return { width: xaxis?._length || host.clientWidth - AXES_PX, height: yaxis?._length || host.clientHeight * 0.7 };
+  }
+
+  function mark(update, range, prices) {
+    const { width, height } = size();
+    Object.assign(update, chances.marks(state.plain, range, prices, width, height, state.x.at(-1) ?? 0));
   }
 
   function bind() {
@@ -53,17 +71,14 @@ export function priceChart(series, readout) {
     });
     host.on("plotly_relayouting", cross.hide);
     host.on("plotly_doubleclick", home);
+    pointers(host, { ...cross, grip });
   }
 
   // After each move: prices fill the height again, and candles follow where the edge comes near.
   async function moved(range) {
     state.range = range;
-    const update = {};
-    fit([...host.data, chances.trace()], update, range, (axis, value) => { update[`${axis}.range`] = value; });
-    const { xaxis, yaxis } = host._fullLayout;
-    Object.assign(update, chances.marks(state.plain, range, update["yaxis.range"] || yaxis.range, xaxis._length, yaxis._length));
     cross.hide();
-    await window.Plotly.relayout(host, update);
+    await fitPrices(range);
     const width = range[1] - range[0];
     const wantsOlder = state.x.length >= state.limit && state.limit < MOST && range[0] < state.x[0] + NEAR * width;
     const wantsNewer = state.until && range[1] > state.x.at(-1) - NEAR * width && Date.parse(state.until) < Date.now();
@@ -72,6 +87,13 @@ export function priceChart(series, readout) {
     if (wantsOlder) state.limit = Math.min(MOST, state.limit + MORE);
     if (wantsNewer) { state.until = iso(Date.parse(state.until) + FIRST * candle); state.limit = Math.min(MOST, state.limit + FIRST); }
     try { await load(); } finally { state.asking = false; }
+  }
+
+  async function fitPrices(range) {
+    const update = {};
+    fit([...host.data, chances.trace()], update, range, (axis, value) => { update[`${axis}.range`] = value; });
+    mark(update, range, update["yaxis.range"] || host._fullLayout.yaxis.range);
+    await window.Plotly.relayout(host, update);
   }
 
   function show(range) {
@@ -87,6 +109,22 @@ export function priceChart(series, readout) {
     const width = Math.max(8 * candle, Math.min((b - a) * factor, MOST * candle));
     show([b - width, b]);
   };
+  // What two fingers hold: the time between them stays there, while they move and come apart.
+  function grip() {
+    const [a, b] = now(), { left } = host.getBoundingClientRect();
+    const { _offset: offset, _length: length } = host._fullLayout.xaxis;
+    let asked = null, drawing = false;
+    return async (factor, from, to) => {
+      const width = Math.max(8 * candle, Math.min((b - a) / factor, MOST * candle));
+      const share = (x) => (x - left - offset) / length;
+      const start = a + share(from) * (b - a) - share(to) * width;
+      asked = [start, start + width];
+      if (drawing) return;
+      drawing = true;
+      while (asked) { const next = asked; asked = null; await show(next); }
+      drawing = false;
+    };
+  }
   const home = () => show(state.first);
   const oldest = () => { const [a, b] = now(); if (state.x.length) show([state.x[0], state.x[0] + b - a]); };
 
@@ -105,13 +143,12 @@ export function priceChart(series, readout) {
 
   // Another forecast: the newest with what is newest, or an earlier one with what came after it.
   async function choose(forecast, isNewest) {
-    const width = state.range ? state.range[1] - state.range[0] : state.first && state.first[1] - state.first[0];
-    Object.assign(state, { forecast, limit: FIRST, range: null, issuedAt: null, until: null });
+    const width = state.range && state.range[1] - state.range[0];
+    Object.assign(state, { forecast, limit: FIRST, range: null, width: null, issuedAt: null, until: null });
     if (!isNewest) {
-      const issued = Date.parse(forecast.issued_at);
       state.issuedAt = forecast.issued_at;
-      state.until = iso(issued + (forecast.steps.length + 60) * candle);
-      if (width) state.range = [issued - 0.65 * width, issued + 0.35 * width];
+      state.until = iso(Date.parse(forecast.issued_at) + (forecast.steps.length + 60) * candle);
+      state.width = width;
     }
     await chances.load(forecast, isNewest);
     await load();
@@ -143,6 +180,12 @@ function fit(traces, layout, [from, to], set = (axis, value) => { layout[axis].r
   const pad = (ends.y[1] - ends.y[0]) * 0.06 || Math.abs(ends.y[1]) * 0.01;
   if (ends.y[0] <= ends.y[1]) set("yaxis", [ends.y[0] - pad, ends.y[1] + pad]);
   if (ends.y2[1] > 0) set("yaxis2", [0, ends.y2[1] * 1.05]);
+}
+
+// A view of this width, with an instant at the same share of it as in another view.
+function around(instant_, [from, to], width) {
+  const start = instant_ - width * (instant_ - from) / (to - from);
+  return [start, start + width];
 }
 
 // plotly answers "2025-06-01 12:00:00.5" in UTC, without saying so.

@@ -134,7 +134,10 @@ function tools(chart) {
     button("‹", () => chart.pan(-0.5), { "aria-label": "pan left" }), button("›", () => chart.pan(0.5), { "aria-label": "pan right" }),
     button("+", () => chart.zoom(0.6), { "aria-label": "zoom in" }), button("−", () => chart.zoom(1 / 0.6), { "aria-label": "zoom out" }),
     button("Reset view", chart.home),
-    h("p", { id: "chart-keys", class: "small" }, "Drag or ← → to pan, wheel or + − to zoom, , and . for the candle before and after, ↑ ↓ for the price; older candles load at the left edge. Marks at the right edge: prices that are reached with a chance of 25, 10 and 5 %."));
+    h("p", { id: "chart-keys", class: "small" },
+      h("span", { class: "desk" }, "Drag or ← → to pan, wheel or + − to zoom, , and . for the candle before and after, ↑ ↓ for the price. "),
+      "On a touch screen a tap or a drag reads prices and chances, two fingers pan and zoom. ",
+      "Older candles load at the left edge. Marks at the right edge: prices that are reached with a chance of 25, 10 and 5 %."));
 }
 
 function finding(series) {

@@ -1,37 +1,50 @@
-// The chance that a price is reached: marks at the right edge of the chart, and the chance at the crosshair's price.
+// The chance that a price is reached: marks at the right edge of the chart, and the chances at the crosshair's price.
 
 import { get, ofSeries } from "/static/api.js";
 import { percent, priceFormat, time } from "/static/format.js";
+import { byTime, chance } from "/static/words.js";
 
 const SETTLE_MS = 120; // while the crosshair moves, only the price where it rests is asked for
-const APART_PX = 12; // of labels; marks that are closer have none
-const LABEL_PX = 40, WORD_PX = 70; // right of the origin, for a label, and for one that says what it is
+const APART_PX = 12, CLEAR_PX = 8; // between labels, else the inner has none; between the middle of one and the fan
+const LABEL_PX = 40, WORD_PX = 84; // of a mark with its chance, and with the word before it
+const GAP_PX = 6; // between the fan and the labels
+const NARROW_PX = 600; // of a chart whose labels have no room for the word beside the fan
 
 export function touchChances(series) {
-  let stops = [], issued = 0, timer = 0, wanted = null;
+  let stops = [], forecast = null, issued = 0, timer = 0, wanted = null;
 
   // Only the newest forecast has chances, and only where its model has a table of extremes.
-  async function load(forecast, isNewest) {
-    const asked = isNewest && forecast.steps.length;
+  async function load(shown, isNewest) {
+    const asked = isNewest && shown.steps.length;
     stops = asked ? (await get(ofSeries("touch", series)).catch(() => ({ stops: [] }))).stops : [];
-    issued = Date.parse(forecast.issued_at);
+    forecast = shown;
+    issued = Date.parse(shown.issued_at);
   }
 
-  // Shapes and annotations of a chart with the marks, where the last step is in view; labels where they cover no candle.
-  function marks({ shapes = [], annotations = [] }, [from, until], [low, high], width, height) {
+  // How much of a chart's width the labels take, beside the fan.
+  function room(width) {
+    return !stops.length ? 0 : GAP_PX + (width < NARROW_PX ? LABEL_PX : WORD_PX);
+  }
+
+  // Shapes and annotations of a chart with the marks, where the last step is in view; labels where they cover neither
+  // fan nor candle: right of them, or above and below the fan. `newest`: the time of the newest candle.
+  function marks({ shapes = [], annotations = [] }, [from, until], [low, high], width, height, newest) {
     const color = getComputedStyle(document.documentElement).getPropertyValue("--soft").trim();
     const shown = stops.filter(({ by }) => Date.parse(by) <= until);
-    const free = width * (until - issued) / (until - from);
+    const pixel = (high - low) / height;
+    const rightOf = (time_) => width * (until - time_) / (until - from);
     const labelled = [];
-    for (const stop of free < LABEL_PX ? [] : shown.toReversed()) { // the outermost first
-      const y = height * (stop.price - low) / (high - low);
-      if (!labelled.some((other) => Math.abs(other.y - y) < APART_PX)) labelled.push({ ...stop, y });
+    for (const stop of shown.toReversed()) { // the outermost first
+      const { q05, q95 } = forecast.steps.at(-1);
+      const isClear = newest <= issued && (stop.price > q95 + CLEAR_PX * pixel || stop.price < q05 - CLEAR_PX * pixel);
+      const free = rightOf(isClear ? issued : Math.max(newest, Date.parse(stop.by)));
+      if (free < LABEL_PX || labelled.some((other) => Math.abs(other.price - stop.price) < APART_PX * pixel)) continue;
+      labelled.push({ ...stop, text: `${labelled.length < 2 && free >= WORD_PX ? "reached: " : ""}${percent(stop.probability)}` });
     }
     return {
       shapes: [...shapes, ...shown.map(({ price }) => ({ type: "line", xref: "paper", xsizemode: "pixel", xanchor: 1, x0: -10, x1: 0, y0: price, y1: price, line: { color, width: 2 } }))],
-      annotations: [...annotations, ...labelled.map(({ price, probability }, i) => ({
-        xref: "paper", x: 1, xanchor: "right", xshift: -11, y: price, yanchor: "middle", showarrow: false, borderpad: 0,
-        text: `${i < 2 && free > WORD_PX ? "reached: " : ""}${percent(probability)}`, font: { size: 11, color } }))],
+      annotations: [...annotations, ...labelled.map(({ price, text }) => ({
+        xref: "paper", x: 1, xanchor: "right", xshift: -11, y: price, yanchor: "middle", showarrow: false, borderpad: 0, text, font: { size: 11, color } }))],
     };
   }
 
@@ -41,7 +54,7 @@ export function touchChances(series) {
     return `Reached by ${time(stops[0].by)}: ${stops.map((stop) => `${format(stop.price)} with a chance of ${percent(stop.probability)}`).join(", ")}.`;
   }
 
-  // Answers with a text once the price has rested: by the time, if a step ends then, else by the last step.
+  // Answers with lines once the price has rested: by the time, if a step ends then, else by the last step.
   function ask(price, when, answer) {
     clearTimeout(timer);
     wanted = price;
@@ -49,8 +62,8 @@ export function touchChances(series) {
     timer = setTimeout(async () => {
       const { touch } = await get(ofSeries("touch", series, { price })).catch(() => ({ touch: [] }));
       if (wanted !== price || !touch.length) return; // the crosshair has moved on
-      const { probability, by } = touch.find((chance) => Date.parse(chance.by) === when) || touch.at(-1);
-      answer(`reached by ${time(by)}: ${probability < 0.005 ? "under 1 %" : percent(probability)}`);
+      const { probability, by } = touch.find((each) => Date.parse(each.by) === when) || touch.at(-1);
+      answer([`reached by ${byTime(by, issued)}: ${chance(probability)}`]);
     }, SETTLE_MS);
   }
 
@@ -59,5 +72,5 @@ export function touchChances(series) {
     wanted = null;
   }
 
-  return { load, marks, told, ask, forget, trace: () => ({ x: stops.map((stop) => stop.by), y: stops.map((stop) => stop.price) }) };
+  return { load, room, marks, told, ask, forget, trace: () => ({ x: stops.map((stop) => stop.by), y: stops.map((stop) => stop.price) }) };
 }

@@ -1,7 +1,7 @@
 // Words for figures. Live and replayed forecasts are never one figure, and few days are no result.
 
 import { chip } from "/static/dom.js";
-import { age, count, dayAndTime, duration, interval, known } from "/static/format.js";
+import { age, count, dayAndTime, duration, hour, interval, known, time } from "/static/format.js";
 
 export const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin futures", own: "own candles", sim: "simulated market" };
 export const SIMULATED = "cpb's simulator generated these prices; what a model learns from them has no value on a real market.";
@@ -54,6 +54,19 @@ export function isTold(entry) {
 // "10 h" from the forecast's origin to its last step.
 export function horizon({ issued_at: from, range_at: to }) {
   return duration((Date.parse(to) - Date.parse(from)) / 1000);
+}
+
+const DAY_MS = 86_400_000;
+
+// The end of a step: the hour alone, where a day holds the forecast that was issued then.
+export function byTime(by, issued) {
+  return Date.parse(by) - issued < DAY_MS ? hour(by) : time(by);
+}
+
+// A chance in whole per cent, which is never said to be none or certain.
+export function chance(probability) {
+  const whole = Math.round(100 * probability);
+  return whole < 1 ? "under 1 %" : whole > 99 ? "over 99 %" : `${whole} %`;
 }
 
 // When a forecast was stored, which is not its origin: a replay's origin may be years ago.
