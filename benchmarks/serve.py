@@ -49,8 +49,8 @@ from cpbmodels import Series, train_fleet
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.months import latest
+from tasks.forecasting.price_chances import chances_of
 from tasks.forecasting.record import score_due
-from tasks.forecasting.touch_chances import touch_of, touched
 from tasks.storage.model_folder import read_config
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 from webapp.app import create_app
@@ -206,8 +206,8 @@ def touch(args: argparse.Namespace) -> dict[str, Any]:
         begun = time.perf_counter()
         for coin in series:
             rows = latest(home, coin)
-            chances = touched(rows, touch_of(home, coin, rows), np.linspace(50, 200, 1000).tolist())
-            assert len(list(chances)) == 10_000
+            chances = chances_of(home, coin, rows).touch(np.linspace(50, 200, 1000).tolist())
+            assert len(chances) == 10_000
         return {f"{args.series} series, 1,000 prices": {"s": time.perf_counter() - begun}}
 
 

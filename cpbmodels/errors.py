@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterable
+from decimal import Decimal
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,15 @@ class ModelError(ValueError):
 
 class DamagedModelError(ModelError):
     """A model folder whose files are not those that were saved."""
+
+
+class PriceError(ModelError):
+    """A price, chance or side about which a forecast cannot be asked."""
+
+
+def grouped(price: float) -> str:
+    """All digits of a price, its thousands grouped, without an exponent: `98,000.5`, `0.00001234`."""
+    return f"{Decimal(f'{price:.15g}'):,f}"  # 15 digits: as many as every decimal number keeps in a float64
 
 
 def shown(value: object) -> str:

@@ -18,9 +18,9 @@ from schemas.identity import SeriesId
 from schemas.ledger import Score
 from schemas.scope import Scope
 from tasks.forecasting.months import latest, series_with_forecasts, standing_note
+from tasks.forecasting.price_chances import chances_of
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.staleness import find_stale
-from tasks.forecasting.touch_chances import touch_of, touched
 from tasks.hub.packaged import serving
 from tasks.running.progress import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
@@ -39,7 +39,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
     """Return the newest forecast rows of each series (also those stored before), and counts of new and scored rows.
 
     `models`: each series' champion verdict and record. `standing`: a sentence for each series whose last candles stand
-    still. `touch`: the chances that the prices asked for are reached.
+    still. `touch`, `first`, `above` and `stops`: answers of `PriceChances`, as asked for.
     Exit 3 if a series could not be refreshed, forecast or scored, or if the only one asked for stands still.
 
     Raises:
@@ -96,10 +96,12 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
             "failed": [problem.line for problem in run.failures],
             "exit": run.exit_code,
         }
-        if spec.prices:
-            ((series, rows),) = newest.items()
-            result["touch"] = list(touched(rows, touch_of(home_folder(), series, rows), spec.prices))
-        return result
+    # After the run: a price on the wrong side of the close is no failure of it, and nobody else is told.
+    if spec.questions:
+        ((series, rows),) = newest.items()
+        chances = chances_of(home_folder(), series, rows)
+        result |= {name: getattr(chances, name)(*asked) for name, asked in spec.questions.items()}
+    return result
 
 
 def _once(*results: Partial) -> list[Failure]:

@@ -1,7 +1,7 @@
 """Options of `cpb forecast`."""
 
 import re
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -10,12 +10,18 @@ from schemas.coins import CHAMPIONS
 from schemas.errors import UsageError
 from schemas.scope import ScopeSpec
 
+MIN_PRICE, MAX_PRICE = 1e-12, 1e12
+"""Of a price that is asked about, in the quote currency."""
+
 _GROUPED = re.compile(r"(?<![^,])\d{1,3},\d{3}(?:\.\d*)?(?![^,])")
 """Two prices, or one whose thousands are grouped: `98,500`."""
 
+_QUESTIONS = ("touch", "target", "stop", "above", "stop_chance")
+"""Options about prices, of one series."""
 
-def parse_prices(*texts: str) -> list[float]:
-    """Return the prices in texts such as `98000,105000`.
+
+def parse_prices(*texts: str, option: str = "price") -> list[float]:
+    """Return the prices in texts such as `98000,105000`; errors name the option.
 
     Raises:
         UsageError: one is no price, or may be two, or there are more than 1,000.
@@ -28,18 +34,61 @@ def parse_prices(*texts: str) -> list[float]:
                 f"{grouped[0]!r} can be read as one price or as two: write {first}{second} for one, "
                 f"{first}.0,{second} for two",
                 code="touch",
+                field=option,
             )
     text = ",".join(texts)
     try:
         prices = [float(part) for part in text.split(",")]
     except ValueError:
         prices = []
-    if not (1 <= len(prices) <= 1000 and all(1e-12 <= price <= 1e12 for price in prices)):
+    if not (1 <= len(prices) <= 1000 and all(MIN_PRICE <= price <= MAX_PRICE for price in prices)):
         raise UsageError(
             f"{text[:40]!r} is no list of prices: give at most 1,000 from 1e-12 to 1e12, as in 98000,105000",
             code="touch",
+            field=option,
         )
     return prices
+
+
+def parse_chances(text: str) -> list[float]:
+    """Return the chances in a text such as `5%,.1`, between 0 and 1.
+
+    Raises:
+        UsageError: one is no chance, or may be two.
+    """
+    chances = []
+    for part in map(str.strip, text.split(",")):
+        try:
+            number = float(part.removesuffix("%"))
+        except ValueError:
+            number = 0
+        # 5 is 5 % to one reader, and 500 % as the number that .05 is 5 %
+        if 1 <= number < 100 and not part.endswith("%"):
+            raise UsageError(
+                f"stop-chance {part!r} can be read as {number:g} % or as {100 * number:g} %: write {number:g}% or "
+                f"{number / 100:g}",
+                code="chance",
+                field="stop_chance",
+            )
+        chances.append(number / 100 if part.endswith("%") else number)
+    if not all(0 < chance < 1 for chance in chances):
+        raise UsageError(
+            f"stop-chance {text[:40]!r} is no chance between 0 and 1: write 5% or .05, several as in 5%,10%",
+            code="chance",
+            field="stop_chance",
+        )
+    return chances
+
+
+def _one_price(text: str, option: str) -> float:
+    prices = [] if "," in text else parse_prices(text, option=option)
+    if not prices:
+        raise UsageError(
+            f"{option} {text[:40]!r} is not one price: write a number without commas, as in 98000",
+            code="touch",
+            field=option,
+        )
+    return prices[0]
 
 
 class ForecastSpec(ScopeSpec):
@@ -53,25 +102,56 @@ class ForecastSpec(ScopeSpec):
     timeframes: str = Field(
         CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each with a champion)"
     )
-    touch: str | None = Field(
+    touch: str | None = Field(None, description="prices, as in 98000,105000: the chance that each is reached")
+    target: str | None = Field(
         None,
-        description="prices, as in 98000,105000: the chance that each is reached; of one coin and timeframe",
+        description="a price on the other side of the last close than --stop: the chance that it is reached first",
+    )
+    stop: str | None = Field(
+        None, description="a price, of --target; a candle that reaches both counts for the stop"
+    )
+    above: str | None = Field(
+        None, description="prices, as in 98000,105000: the chance that the close lies above each"
+    )
+    stop_chance: str | None = Field(
+        None, description="chances, as in 5%,10% or .05: the prices up and down that are reached with each"
     )
 
     @model_validator(mode="after")
-    def _touch_is_of_one_series(self) -> Self:
-        if self.prices and (len(self.scope.symbols), len(self.intervals)) != (1, 1):
+    def _questions_can_be_asked(self) -> Self:
+        if (self.target is None) != (self.stop is None):
+            given, missing = ("stop", "target") if self.target is None else ("target", "stop")
             raise UsageError(
-                "touch needs one coin and one timeframe, as in `cpb forecast BTC 1h --touch 98000`",
+                f"{given} needs a {missing} on the other side of the last close: add --{missing} PRICE, or ask for "
+                f"the chance of one price alone, with --touch {getattr(self, given)}",
+                code="pair",
+                field=missing,
+            )
+        # Whatever the scope: this also refuses what cannot be read.
+        if self.questions and (len(self.scope.symbols), len(self.intervals)) != (1, 1):
+            field = next(name for name in _QUESTIONS if getattr(self, name) is not None)
+            option = field.replace("_", "-")
+            raise UsageError(
+                f"{option} needs one coin and one timeframe, as in `cpb forecast BTC 1h --{option} "
+                f"{getattr(self, field)}`",
                 code="touch",
-                field="touch",
+                field=field,
             )
         return self
 
     @property
-    def prices(self) -> list[float]:
-        """The prices of `touch`."""
-        return [] if self.touch is None else parse_prices(self.touch)
+    def questions(self) -> dict[str, tuple[Any, ...]]:
+        """What is asked about prices: methods of `PriceChances` with their arguments."""
+        asked: dict[str, tuple[Any, ...]] = {}
+        if self.touch is not None:
+            asked["touch"] = (parse_prices(self.touch, option="touch"),)
+        if self.target is not None and self.stop is not None:
+            asked["first"] = (_one_price(self.target, "target"), _one_price(self.stop, "stop"))
+        if self.above is not None:
+            asked["above"] = (parse_prices(self.above, option="above"),)
+        if self.stop_chance is not None:
+            asked["stops"] = (parse_chances(self.stop_chance),)
+        return asked
 
     @property
     def every_champion(self) -> bool:

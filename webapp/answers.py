@@ -92,19 +92,65 @@ class Reached(TypedDict):
     by: datetime
 
 
-class Touch(OfSeries):
+class Decided(TypedDict):
+    """The chances that a target and that a stop is reached first until a time, and that neither is reached.
+
+    A candle that reaches both counts for the stop. `side`: long if the target is the higher price, else short.
+    """
+
+    target: float
+    stop: float
+    side: Literal["long", "short"]
+    target_first: float
+    stop_first: float
+    neither: float
+    by: datetime
+
+
+class ClosedAbove(TypedDict):
+    """The chance that the candle which closes at a time closes above a price."""
+
+    price: float
+    probability: float
+    by: datetime
+
+
+class OfPrices(OfSeries):
+    """First fields of every response about prices, by the newest forecast; `note`: why there is no chance."""
+
+    issued_at: datetime
+    model_version: str
+    last_close: float
+    note: str | None = None
+
+
+class Touch(OfPrices):
     """The chances of the newest forecast that prices are reached.
 
     `touch`: of each price that was asked for, by each step. `stops`: the prices that are reached by the last step with
     a chance of 25, 10 and 5 %. `note`: why there are none.
     """
 
-    issued_at: datetime
-    model_version: str
-    last_close: float
     touch: list[Reached] = []
     stops: list[Reached] = []
-    note: str | None = None
+
+
+class First(OfPrices):
+    """The chances of the newest forecast that a target is reached before a stop, by each step.
+
+    `note`: why there are none.
+    """
+
+    first: list[Decided] = []
+
+
+class Above(OfPrices):
+    """The chances of the newest forecast that closes lie above prices: of each price, at each step.
+
+    `note`: why there are none.
+    """
+
+    above: list[ClosedAbove] = []
 
 
 class Candle(BaseModel):

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.coins import symbol_of
 from schemas.errors import MemberError, UsageError
-from schemas.forecasting import parse_prices
+from schemas.forecasting import MAX_PRICE, MIN_PRICE, parse_prices
 from schemas.identity import OWN, SIM, Market, SeriesId
 from tasks.figures.themes import THEMES, themed
 from webapp import all_series, answers, figures, one_series, runs, stored
@@ -80,8 +80,10 @@ Until = Annotated[
     Instant | None,
     Query(description="newest close or issue; UTC where no zone is given", json_schema_extra=_YEARS),
 ]
+Price = Annotated[float, Field(ge=MIN_PRICE, le=MAX_PRICE)]
+OnePrice = Annotated[Price, Query(description="target and stop lie on opposite sides of the last close")]
 Prices = Annotated[
-    tuple[Annotated[float, Field(ge=1e-12, le=1e12)], ...],
+    tuple[Price, ...],
     BeforeValidator(lambda given: parse_prices(*map(str, given)) if given else given),
     Query(description="as in 98000,105000; at most 1,000"),
 ]
@@ -200,6 +202,16 @@ def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
     def touch(series: Series, price: Prices = ()) -> answers.Touch:
         """Return the chances that prices are reached, by each step of the newest forecast."""
         return one_series.touch(home, series, price)
+
+    @router.get("/api/first/{symbol}/{timeframe}", responses=SERIES)
+    def first(series: Series, target: OnePrice, stop: OnePrice) -> answers.First:
+        """Return the chances that a target, and that a stop, is reached first, by each step of the newest forecast."""
+        return one_series.first(home, series, target, stop)
+
+    @router.get("/api/above/{symbol}/{timeframe}", responses=SERIES)
+    def above(series: Series, price: Prices) -> answers.Above:
+        """Return the chances that the closes of the newest forecast's candles lie above prices."""
+        return one_series.above(home, series, price)
 
     @router.get("/api/forecasts/{symbol}/{timeframe}", response_model=answers.Forecasts, responses=responses)
     def forecasts(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:

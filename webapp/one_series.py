@@ -1,20 +1,19 @@
-"""One series: its forecasts, candles, chances of a touch, and scores; writes nothing."""
+"""One series: its forecasts, candles, chances of prices, and scores; writes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
-from cpbmodels.data.chances import Chances
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.forecasting import months
 from tasks.forecasting.months import month_files
+from tasks.forecasting.price_chances import PriceChances, chances_of
 from tasks.forecasting.score import newest_scored
 from tasks.forecasting.staleness import newest_month
-from tasks.forecasting.touch_chances import stops, touch_of, touched
 from tasks.forecasting.watch import alarms
 from tasks.market.klines import read_klines
 from webapp import answers
@@ -24,6 +23,8 @@ from webapp.stored import newest, no_forecast, record
 
 STOPS = (0.25, 0.1, 0.05)
 """Chances of which the prices are marked in the chart."""
+
+A = TypeVar("A", bound=answers.OfPrices)
 
 CANDLE = ("open", "high", "low", "close", "volume")
 
@@ -55,19 +56,41 @@ def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) ->
 
 
 def touch(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Touch:
-    """Return the chances that prices are reached; raises `MemberError` if the series has no forecast."""
+    """Return the chances that prices are reached; errors as in `_answered`."""
+    return _answered(
+        home, series, answers.Touch, lambda of: {"touch": of.touch(prices), "stops": of.stops(STOPS)}
+    )
+
+
+def first(home: Path, series: SeriesId, target: float, stop: float) -> answers.First:
+    """Return the chances that a target, and that a stop, is reached first; errors as in `_answered`.
+
+    Raises:
+        UsageError: the prices do not lie on opposite sides of the last close.
+    """
+    return _answered(home, series, answers.First, lambda of: {"first": of.first(target, stop)})
+
+
+def above(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Above:
+    """Return the chances of closes above prices; errors as in `_answered`."""
+    return _answered(home, series, answers.Above, lambda of: {"above": of.above(prices)})
+
+
+def _answered(
+    home: Path, series: SeriesId, kind: type[A], ask: Callable[[PriceChances], dict[str, Any]]
+) -> A:
+    """Return an answer of the newest forecast, or why there is none; raises `MemberError` without a forecast."""
     fields: dict[str, Any] = {"market": series.market, **forecast_at(home, series).row(0, named=True)}
     try:
-        rows, chances = _touch_of(home, series)
-        fields |= {"touch": list(touched(rows, chances, prices)), "stops": list(stops(rows, chances, STOPS))}
+        fields |= ask(_chances_of(home, series))
     except MemberError as error:
         fields["note"] = str(error)
-    return answers.Touch(**fields)
+    return kind(**fields)
 
 
 @until_files_change
-def _touch_of(home: Path, series: SeriesId) -> tuple[pl.DataFrame, Chances]:
-    return (rows := newest(home, series)), touch_of(home, series, rows)
+def _chances_of(home: Path, series: SeriesId) -> PriceChances:
+    return chances_of(home, series, newest(home, series))
 
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:

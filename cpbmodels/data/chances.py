@@ -12,7 +12,7 @@ import numpy as np
 
 from cpbmodels.data.extremes import SIDES, TINY, Extremes, width
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.errors import ModelError, shown
+from cpbmodels.errors import ModelError, PriceError, grouped, shown
 
 MAX_STOP = 300
 """Largest log-return of a stop: beyond it a price, times or divided by e^300, is near the ends of float64 (e^709)."""
@@ -24,11 +24,11 @@ Direction = Literal["long", "short"]
 
 
 def numbers(given: Numbers) -> np.ndarray:
-    """float64 of a number, or of several; of texts too. ModelError for anything else."""
+    """float64 of a number, or of several; of texts too. PriceError for anything else."""
     try:
         return np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ModelError(f"{given!r} is neither a number nor a list of numbers.") from None
+        raise PriceError(f"{given!r} is neither a number nor a list of numbers.") from None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Chances:
         if below; 1 at the close.
 
         Raises:
-            ModelError: a price is not a number above 0; the model has no table of extremes.
+            PriceError: a price is not a number above 0.
+            ModelError: the model has no table of extremes.
         """
         move = self._move(price, "touched")
         distance = np.abs(move)[..., None] / self.width
@@ -82,8 +83,8 @@ class Chances:
         A candle that reaches both counts for the stop. Vectors of targets and stops broadcast.
 
         Raises:
-            ModelError: a price is not a number above 0; target and stop do not lie on opposite sides of the last close;
-                the model has no table, or one of before, which does not know what came first.
+            PriceError: a price is not a number above 0; target and stop do not lie on opposite sides of the last close.
+            ModelError: the model has no table, or one of before, which does not know what came first.
         """
         if self.table.first is None:
             raise ModelError(
@@ -94,9 +95,9 @@ class Chances:
         if not (goal * loss < 0).all():
             at = np.broadcast_arrays(numbers(target), numbers(stop), self.last_close, goal)
             high, low, close = (float(values[~(goal * loss < 0)].flat[0]) for values in at[:3])
-            raise ModelError(
-                f"The target {high:,.12g} and the stop {low:,.12g} do not lie on opposite sides of the last close, "
-                f"{close:,.12g}: give one price above it and one below."
+            raise PriceError(
+                f"The target {grouped(high)} and the stop {grouped(low)} do not lie on opposite sides of the last "
+                f"close, {grouped(close)}: give one price above it and one below."
             )
         up, down = (
             np.maximum(goal, loss)[..., None] / self.width,
@@ -122,7 +123,7 @@ class Chances:
         the distance from the median does that passes through the 10 and the 5 % quantile (the 90 and the 95 %).
 
         Raises:
-            ModelError: a price is not a number above 0.
+            PriceError: a price is not a number above 0.
         """
         move = self._move(price, "closed above")[..., None]
         # The interval between two levels in which the price lies, as a place from 0 to 18.
@@ -141,12 +142,12 @@ class Chances:
         """The price [..., H] that is touched within each step with this chance; side: up or down.
 
         Raises:
-            ModelError: the probability is not between 0 and 1, the side is neither up nor down, or such a stop lies
-                more than e^MAX_STOP-fold from the close; the model has no table of extremes.
+            PriceError: the probability is not between 0 and 1, or the side is neither up nor down.
+            ModelError: such a stop lies more than e^MAX_STOP-fold from the close; the model has no table of extremes.
         """
         chance = numbers(probability)
         if side not in SIDES or chance.ndim or not 0 < chance < 1:
-            raise ModelError(
+            raise PriceError(
                 f"There is no stop on the side {side!r} with the chance {probability!r}: give up or down, and a "
                 "chance between 0 and 1."
             )
@@ -164,19 +165,20 @@ class Chances:
         """The stop that is touched by the last step with this chance, and a target `reward` times as far in price.
 
         Raises:
-            ModelError: the side is neither long nor short, the reward is not above 0, or the target of a short would
-                not lie above 0; or as in `stop` and `first`.
+            PriceError: the side is neither long nor short, the reward is not above 0, or the target of a short would
+                not lie above 0.
+            ModelError: as in `stop` and `first`.
         """
         times = numbers(reward)
         if side not in get_args(Direction) or times.ndim or not (np.isfinite(times) and times > 0):
-            raise ModelError(
+            raise PriceError(
                 f"There is no bracket on the side {shown(side)} with the reward {shown(reward)}: give long or short, "
                 "and a number above 0."
             )
         stop = self.stop(chance, "down" if side == "long" else "up")[..., -1]
         target = self.last_close + times * (self.last_close - stop)
         if not (target > 0).all():
-            raise ModelError(
+            raise PriceError(
                 f"A target {reward:g} times as far from the close as a stop of {chance:g} would not lie above 0: give "
                 "a smaller reward or a larger chance."
             )
@@ -202,7 +204,7 @@ class Chances:
         """The log-return from the last close to a price."""
         prices = numbers(price)
         if not (np.isfinite(prices) & (prices > 0)).all():
-            raise ModelError(f"The price {shown(price)} cannot be {what}: give a number above 0.")
+            raise PriceError(f"The price {shown(price)} cannot be {what}: give a number above 0.")
         return np.log(prices / self.last_close)
 
 

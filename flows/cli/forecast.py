@@ -1,11 +1,12 @@
 """`cpb forecast`: new forecasts, and the newest of each series as a table or JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+from cpbmodels.errors import grouped
 from flows.cli.ending import Answer, answered
 from flows.cli.options import cli_options
 from flows.console import Column, echo, finding, price, print_table, quiet_libraries
@@ -30,6 +31,20 @@ _EVERYTHING = (
     *(Column(f"{level} %", f"q{level:02}", ">", stays=level in (10, 25, 50, 75, 90)) for level in _LEVELS),
 )
 
+_FIRST = (
+    Column("candle", "step", ">", stays=True),
+    Column("until (UTC)", "until", stays=True),
+    Column("target first", "target_first", ">.1%", stays=True),
+    Column("stop first", "stop_first", ">.1%", stays=True),
+    Column("neither", "neither", ">.1%", stays=True),
+)
+_ARROWS = {"up": "↑", "down": "↓"}
+_STOPS = (
+    Column("chance", "chance", ">", stays=True),
+    Column("↓ price", "down", ">", stays=True),
+    Column("↑ price", "up", ">", stays=True),
+)
+
 
 @answered
 @cli_options(ForecastSpec)
@@ -38,7 +53,7 @@ def forecast(spec: ForecastSpec) -> Answer:
 
     Of a single series every step and quantile is shown.
 
-    Example: cpb forecast BTC 1h --source sim --touch 38500,39000
+    Example: cpb forecast BTC 1h --source sim --target 40000 --stop 38500
     """
     quiet_libraries()
     with shown_progress("forecast"):
@@ -63,23 +78,58 @@ def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
     else:
         lines = [line for series, rows in forecasts.items() for line in _bands(texts[series], rows)]
         print_table("The close is within each band with this probability", _BANDS, lines[:-1])
-    if "touch" in result:
-        _print_touch(result["touch"])
+    for name, show in _ANSWERS.items():
+        if name in result:
+            show(result[name])
 
 
 def _print_touch(touch: Sequence[dict[str, Any]]) -> None:
     """Print a row for each price, with the chance that a high (↑) or a low (↓) reaches it within so many candles."""
-    # The entries of a price are consecutive, one a candle: their number is the horizon.
-    horizon = len({entry["by"] for entry in touch})
-    lines = []
-    for first in range(0, len(touch), horizon):
-        entries = touch[first : first + horizon]
-        chances = {str(step): f"{entry['probability']:.1%}" for step, entry in enumerate(entries, 1)}
-        arrow = "↑" if entries[0]["side"] == "up" else "↓"
-        lines.append({"price": f"{arrow} {entries[0]['price']:.12g}", **chances})
-    steps = [Column(str(s), str(s), ">", stays=s in (1, 5, horizon)) for s in range(1, horizon + 1)]
     title = f"Reached within so many candles, the last of them until {_time(touch[-1]['by'])} UTC"
+    _print_by_step(title, touch, lambda entry: f"{_ARROWS[entry['side']]} {grouped(entry['price'])}")
+
+
+def _print_above(above: Sequence[dict[str, Any]]) -> None:
+    """Print a row for each price, with the chance that each candle closes above it."""
+    title = f"The close lies above the price after so many candles, the last at {_time(above[-1]['by'])} UTC"
+    _print_by_step(title, above, lambda entry: grouped(entry["price"]))
+
+
+def _print_by_step(
+    title: str, answers: Sequence[dict[str, Any]], label: Callable[[dict[str, Any]], str]
+) -> None:
+    # The entries of a price are consecutive, one a candle: their number is the horizon.
+    horizon = len({entry["by"] for entry in answers})
+    lines = []
+    for first in range(0, len(answers), horizon):
+        entries = answers[first : first + horizon]
+        chances = {str(step): f"{entry['probability']:.1%}" for step, entry in enumerate(entries, 1)}
+        lines.append({"price": label(entries[0]), **chances})
+    steps = [Column(str(s), str(s), ">", stays=s in (1, 5, horizon)) for s in range(1, horizon + 1)]
     print_table(title, (Column("price", "price", ">", stays=True), *steps), lines)
+
+
+def _print_first(first: Sequence[dict[str, Any]]) -> None:
+    """Print a row for each candle: the chances that the target, the stop or neither is reached first by its close."""
+    asked = first[0]
+    title = (
+        f"{asked['side']}: is the target {grouped(asked['target'])} or the stop {grouped(asked['stop'])} reached "
+        "first? A candle that reaches both counts for the stop"
+    )
+    lines = [entry | {"step": step, "until": _time(entry["by"])} for step, entry in enumerate(first, 1)]
+    print_table(title, _FIRST, lines)
+
+
+def _print_stops(stops: Sequence[dict[str, Any]]) -> None:
+    """Print a row for each chance, with the prices that a low and a high reach with it."""
+    lines: dict[float, dict[str, str]] = {}
+    for stop in stops:
+        line = lines.setdefault(stop["probability"], {"chance": f"{100 * stop['probability']:.6g} %"})
+        line[stop["side"]] = price(stop["price"])
+    print_table(f"Reached with this chance until {_time(stops[-1]['by'])} UTC", _STOPS, list(lines.values()))
+
+
+_ANSWERS = {"touch": _print_touch, "first": _print_first, "above": _print_above, "stops": _print_stops}
 
 
 def _about(row: dict[str, Any], model: dict[str, Any], now: datetime) -> list[str]:

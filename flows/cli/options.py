@@ -79,6 +79,7 @@ _PANELS = {
         "tail",
         "offline",
     ),
+    "Which prices": ("touch", "target", "stop", "above", "stop_chance"),
     "Which models": ("architectures", "preset", "seeds", "serving", "overrides", "baselines"),
     "Periods": ("folds", "check_lookahead"),
     "Search": ("trials", "budget", "search"),

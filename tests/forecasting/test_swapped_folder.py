@@ -26,7 +26,7 @@ from schemas.ledger import JudgedMetrics, Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.months import latest
-from tasks.forecasting.touch_chances import touch_of
+from tasks.forecasting.price_chances import chances_of
 from tasks.forecasting.watch import check_drift, read_watch
 from tasks.storage.model_folder import REFERENCE, write_reference
 from tasks.storage.packaged import packaged_models, read_packaged
@@ -236,11 +236,11 @@ def test_rows_are_wholly_of_the_old_or_wholly_of_the_new_model(home, made, swap)
 def test_chances_of_a_touch_are_of_the_model_that_forecast_or_there_are_none(home, made, swap):
     issued(home)
     rows = latest(home, BTC)
-    chance = touch_of(home, BTC, rows).touch(101.0).tolist()
+    chance = [a["probability"] for a in chances_of(home, BTC, rows).touch([101.0])]
 
     def chances(home):
         try:
-            return touch_of(home, BTC, rows).touch(101.0).tolist()
+            return [a["probability"] for a in chances_of(home, BTC, rows).touch([101.0])]
         except MemberError:
             return None
 

@@ -1,11 +1,11 @@
-"""Prices of `cpb forecast --touch`."""
+"""Prices and chances of `cpb forecast`."""
 
 import re
 
 import pytest
 
 from schemas.errors import UsageError
-from schemas.forecasting import parse_prices
+from schemas.forecasting import parse_chances, parse_prices
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,35 @@ def test_both_ways_out_of_grouped_thousands_are_read():
         parse_prices("98,500")
     one, two = re.search("write (.+) for one, (.+) for two", str(caught.value)).groups()
     assert (parse_prices(one), parse_prices(two)) == ([98_500], [98, 500])
+
+
+@pytest.mark.parametrize(
+    ("text", "chances"),
+    [
+        ("5%", [0.05]),
+        (".05", [0.05]),
+        ("0.05", [0.05]),
+        ("5 %", [0.05]),
+        ("2.5%, .1 ,25%", [0.025, 0.1, 0.25]),
+        ("0.5%", [0.005]),
+    ],
+)
+def test_chances_are_read_with_and_without_a_percent_sign(text, chances):
+    assert parse_chances(text) == chances
+
+
+@pytest.mark.parametrize("text", ["5", "1", "2.5", "99", ".05,5"])
+def test_a_chance_that_may_be_of_a_hundred_or_of_one_is_refused(text):
+    with pytest.raises(UsageError, match=r"can be read as .* % or as .* %: write") as caught:
+        parse_chances(text)
+    percent, share = re.search("write (.+) or (.+)$", str(caught.value)).groups()
+    assert parse_chances(percent) == parse_chances(share)
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "100", "100%", "0%", "-5%", "150", "inf", "nan", "x", "", "%", "5%%", "5%,"]
+)
+def test_what_is_no_chance_is_one_sentence(text):
+    with pytest.raises(UsageError, match=r"is no chance between 0 and 1: write 5% or \.05") as caught:
+        parse_chances(text)
+    assert (caught.value.code, caught.value.field) == ("chance", "stop_chance")

@@ -1,4 +1,4 @@
-"""`/api/touch`, and the chances of a touch in the chart."""
+"""`/api/touch`, `/api/first`, `/api/above`, and the chances of a touch in the chart."""
 
 import re
 
@@ -10,11 +10,17 @@ from tests.tools.page_service import client_of
 
 
 @pytest.fixture
-def touch(touchable, monkeypatch):
-    """Return a function that asks for chances of BTC, or of another coin."""
+def ask(touchable, monkeypatch):
+    """Return a function that asks a question about prices of BTC, or of another coin."""
     monkeypatch.chdir(touchable)
     with client_of(touchable) as client:
-        yield lambda price=(), coin="BTC": client.get(f"/api/touch/{coin}/1h", params={"price": price})
+        yield lambda question, coin="BTC", **asked: client.get(f"/api/{question}/{coin}/1h", params=asked)
+
+
+@pytest.fixture
+def touch(ask):
+    """Return a function that asks for chances of BTC, or of another coin."""
+    return lambda price=(), coin="BTC": ask("touch", coin, price=price)
 
 
 def test_each_price_has_a_chance_by_each_step_and_each_chance_a_price(touch):
@@ -51,6 +57,70 @@ def test_an_impossible_price_is_refused_with_a_sentence(touch, price):
     answer = touch(price)
     assert answer.status_code == 422
     assert re.match(r"'.*' is no list of prices: ", answer.json()["detail"])
+
+
+def test_of_a_target_and_a_stop_each_step_says_which_is_reached_first(ask, touch):
+    newest = touch().json()
+    last = newest["last_close"]
+    answer = ask("first", target=1.02 * last, stop=0.99 * last).json()
+    assert {name: answer[name] for name in newest if name not in ("touch", "stops")} == {
+        name: newest[name] for name in newest if name not in ("touch", "stops")
+    }
+    assert answer.keys() - newest.keys() == {"first"}
+    first = answer["first"]
+    assert [len(first), first[0]["side"]] == [10, "long"]
+    assert [first[0]["target"], first[0]["stop"]] == [1.02 * last, 0.99 * last]
+    for chance in first:
+        assert chance["target_first"] + chance["stop_first"] + chance["neither"] == pytest.approx(1)
+    for name in ("target_first", "stop_first", "by"):
+        assert [chance[name] for chance in first] == sorted(chance[name] for chance in first)
+    assert 0 < first[-1]["target_first"] < first[-1]["stop_first"] < 1
+    touched = touch(1.02 * last).json()["touch"][-1]["probability"]
+    assert first[-1]["target_first"] <= touched
+    short = ask("first", target=0.99 * last, stop=1.02 * last).json()["first"]
+    assert short[-1]["side"] == "short"
+    assert short[-1]["target_first"] > first[-1]["target_first"]
+
+
+def test_above_is_the_chance_that_each_close_lies_above_a_price(ask, touch):
+    last = touch().json()["last_close"]
+    answer = ask("above", price=[f"{0.99 * last},{1.02 * last}", str(1.01 * last)]).json()
+    assert answer.keys() >= {"issued_at", "model_version", "last_close", "note", "market"}
+    assert (answer["note"], len(answer["above"])) == (None, 30)
+    low, far, near = (chance["probability"] for chance in answer["above"][9::10])
+    assert 0 < far < near < 0.5 < low < 1
+    assert [c["by"] for c in answer["above"][:10]] == [c["by"] for c in touch(last).json()["touch"]]
+
+
+@pytest.mark.parametrize(("target", "stop"), [(1.02, 1.01), (0.98, 0.99), (1, 0.99), (1.01, 1), (1, 1)])
+def test_a_target_and_a_stop_on_one_side_or_at_the_close_are_422_with_a_sentence(ask, touch, target, stop):
+    last = touch().json()["last_close"]
+    answer = ask("first", target=target * last, stop=stop * last)
+    assert answer.status_code == 422
+    assert "do not lie on opposite sides of the last close" in answer.json()["detail"]
+    assert "give one price above it and one below" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("price", ["abc", "-5", "0", "nan", "inf", "1e400", "", "98,500", ["1", "x"]])
+def test_an_impossible_target_and_a_missing_one_are_422_with_a_sentence(ask, price):
+    answer = ask("first", target=price, stop=1)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("target ")
+    assert ask("first", stop=1).json()["detail"] == "target is missing; /docs says what it is"
+    missing = ask("above")
+    assert (missing.status_code, missing.json()["detail"]) == (
+        422,
+        "price is missing; /docs says what it is",
+    )
+
+
+def test_without_a_table_first_has_a_note_and_above_its_chances(ask):
+    answer = ask("first", "ETH", target=1e9, stop=1e-9).json()
+    assert answer["first"] == []
+    assert "no table of extremes" in answer["note"]
+    above = ask("above", "ETH", price=98000).json()
+    assert (len(above["above"]), above["note"]) == (10, None)
+    assert ask("first", "XRP", target=1, stop=2).status_code == 404
 
 
 @needs_browser

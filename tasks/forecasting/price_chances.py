@@ -1,0 +1,113 @@
+"""What the newest stored forecast of a series says of prices, by the table of the model that made it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from cpbmodels.data.chances import Chances
+from cpbmodels.data.extremes import SIDES
+from cpbmodels.data.prediction import QUANTILE_COLUMNS
+from cpbmodels.errors import ModelError, PriceError
+from schemas.errors import DamagedError, MemberError, UsageError
+from schemas.identity import SeriesId
+from tasks.forecasting.months import forecast_command
+from tasks.storage.packaged import read_packaged
+
+
+@dataclass(frozen=True)
+class PriceChances:
+    """The chances of a series' newest forecast; `rows`: its steps.
+
+    Answers are dictionaries, of which `by` is a step's target time (UTC). Each question raises
+    UsageError: a price or chance that cannot be asked about, such as a target and a stop on one side of the last close.
+    MemberError: the model has no table of extremes, or for `first` only one of before.
+    """
+
+    series: SeriesId
+    rows: pl.DataFrame
+    chances: Chances
+
+    def touch(self, prices: Sequence[float]) -> list[dict[str, Any]]:
+        """Return `price`, `side`, `probability` and `by` of each price and step: the chance that it is touched."""
+        with _errors_of(self.series):
+            return [
+                {"price": price, "side": SIDES[int(price < self.chances.last_close)]} | chance
+                for price, by_step in zip(prices, self.chances.touch(prices).tolist(), strict=True)
+                for chance in self._by_step(probability=by_step)
+            ]
+
+    def first(self, target: float, stop: float) -> list[dict[str, Any]]:
+        """Return `target_first`, `stop_first`, `neither` and `by` of each step, with `target`, `stop` and `side`."""
+        with _errors_of(self.series):
+            won, lost = self.chances.first(target, stop).T
+        asked = {"target": target, "stop": stop, "side": "long" if target > stop else "short"}
+        shares = {"target_first": won, "stop_first": lost, "neither": 1 - won - lost}
+        by_step = {name: share.clip(0).tolist() for name, share in shares.items()}
+        return [asked | chance for chance in self._by_step(**by_step)]
+
+    def above(self, prices: Sequence[float]) -> list[dict[str, Any]]:
+        """Return `price`, `probability` and `by` of each price and step: the chance of a close above it."""
+        with _errors_of(self.series):
+            return [
+                {"price": price} | chance
+                for price, by_step in zip(prices, self.chances.above(prices).tolist(), strict=True)
+                for chance in self._by_step(probability=by_step)
+            ]
+
+    def stops(self, chances: Sequence[float]) -> list[dict[str, Any]]:
+        """Return `probability`, `side`, `price` and `by`: the prices touched by the last step with some chances."""
+        with _errors_of(self.series):
+            return [
+                {"probability": chance, "side": side, "price": float(self.chances.stop(chance, side)[-1])}
+                | {"by": self.rows["target_time"][-1]}
+                for chance in chances
+                for side in SIDES
+            ]
+
+    def _by_step(self, **values: Sequence[float]) -> Iterator[dict[str, Any]]:
+        for by, *of_step in zip(self.rows["target_time"].to_list(), *values.values(), strict=True):
+            yield {**dict(zip(values, of_step, strict=True)), "by": by}
+
+
+def chances_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> PriceChances:
+    """Return the chances of the newest forecast of a series by the packaged model; `rows`: its steps, at least one.
+
+    Raises:
+        MemberError: that model is not the one that forecast (another version, or other weights under its name), or is
+            damaged.
+    """
+    made_by, weights = rows["model_version"][0], rows["weights_sha256"][0]
+    try:
+        model = read_packaged(series.packaged(home))
+        # Rows of before do not say which weights made them.
+        if model.model_version == made_by and weights in (None, model.weights_sha256):
+            close = rows.select(QUANTILE_COLUMNS).to_numpy()
+            return PriceChances(series, rows, Chances(model.extremes(), close, rows["last_close"][0]))
+    except DamagedError as error:
+        raise MemberError(
+            f"the packaged model of {series} is damaged: `{forecast_command(series)}` packages it again"
+        ) from error
+    if model.model_version == made_by:
+        raise MemberError(
+            f"the newest forecast of {series} was made by other weights than those that serve as {made_by} now: "
+            f"forecast once the next candle has closed, with `{forecast_command(series)}`"
+        )
+    raise MemberError(
+        f"the newest forecast of {series} is of {made_by}, and {model.model_version} serves now: forecast with it "
+        f"first, with `{forecast_command(series)}`"
+    )
+
+
+@contextmanager
+def _errors_of(series: SeriesId) -> Iterator[None]:
+    """Tell the library's errors as those of a series."""
+    try:
+        yield
+    except PriceError as error:
+        raise UsageError(f"{series}: {error}", code="price", field="") from error
+    except ModelError as error:
+        raise MemberError(f"{series}: {error}") from error
