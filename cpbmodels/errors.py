@@ -1,5 +1,6 @@
 """The error of this library: a request that cannot be met, described in one sentence."""
 
+import re
 import shlex
 import sys
 from collections.abc import Iterable
@@ -10,6 +11,9 @@ from pathlib import Path
 
 MAX_LISTED = 16  # names of a choice that are all listed in a message
 MAX_SHOWN = 60  # characters of a value in a message
+
+_GROUPED = re.compile(r"(?<![^,])\d{1,3},\d{3}(?:\.\d*)?(?![^,])")
+"""Two prices, or one whose thousands are grouped."""
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
@@ -47,6 +51,14 @@ def shown(value: object) -> str:
     if isinstance(value, (dict, list, tuple)) and len(value) > 5:
         return f"a {type(value).__name__} of {len(value)}"
     return repr(value[:MAX_SHOWN] if isinstance(value, str) else value)[: MAX_SHOWN + 2]
+
+
+def two_readings(prices: str) -> str:
+    """A sentence if a text such as `98,500` is one price to some readers and two to others; "" if it is not."""
+    if not (found := _GROUPED.search(prices)):
+        return ""
+    first, second = found[0].split(",")
+    return f"{found[0]!r} can be read as one price or as two: write {first}{second} for one, {first}.0,{second} for two"
 
 
 def unknown_choice(kind: str, value: object, allowed: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from cpbmodels.data.candles import read_candles
 from cpbmodels.data.columns import PRICES, feature_frame
 from cpbmodels.data.prediction import MEDIAN_COLUMNS, QUANTILE_COLUMNS, to_pandas
 from cpbmodels.data.series import Series
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import ModelError, two_readings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from cpbmodels.fleet.member import Member
 
 TIME, VOLUME = "open_time", "volume"
+
+COLUMNS = ("touch", "stop", "target_price", "stop_price", "above")
+"""Parameters that add columns."""
 
 
 class CandleModel:
@@ -38,13 +41,15 @@ class CandleModel:
                 `Series.from_frame`; those without a zone are UTC.
             params: `since`: the first origin (UTC close of the last candle used) as ISO text, a backtest's start;
                 `partial`: "drop" leaves out a last candle that has not closed yet, by default it is refused;
-                `touch`: prices, `stop`: chances, separated by commas, for the columns of `Forecast.to_frame`.
+                `touch`, `above`: prices, `stop`: chances, separated by commas, for the columns of `Forecast.to_frame`;
+                `target_price`, `stop_price`: prices, as many of each, for its pairs (`first`).
 
         Returns:
-            `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, times aware (UTC), the rest prices.
+            `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, times aware (UTC), the rest prices; then
+            what was asked for.
 
         Raises:
-            MlflowException: the candles cannot be used (status 400 of a server); the sentence names column or row.
+            MlflowException: candles or parameters cannot be used (status 400 of a server); the sentence names them.
         """
         from mlflow.exceptions import MlflowException
 
@@ -61,14 +66,34 @@ class CandleModel:
             columns = feature_frame(candles.frame, candles.timeframe)
             series = Series.from_columns(columns, config.get("symbol") or "", candles.timeframe)
             since = options.get("since")
-            more = {name: options[name].split(",") for name in ("touch", "stop") if options.get(name)}
+            asked = _asked(options)
             if since:
-                rows = self.member.predict(series, since, **more)
+                rows = self.member.predict(series, since, **asked)
             else:
-                rows = self.member.forecast(series).to_frame(**more)
+                rows = self.member.forecast(series).to_frame(**asked)
         except ModelError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
         return to_pandas(rows)
+
+
+def _asked(options: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `Forecast.to_frame` from parameters.
+
+    Raises:
+        ModelError: a target has no stop or a stop no target, or a price may be two.
+    """
+    texts = {name: options[name] for name in COLUMNS if options.get(name)}
+    for name in ("target_price", "stop_price", "above"):
+        if why := two_readings(texts.get(name, "")):
+            raise ModelError(f"{name} {why}.")
+    asked: dict[str, Any] = {name: text.split(",") for name, text in texts.items()}
+    targets, stops = (asked.pop(name, []) for name in ("target_price", "stop_price"))
+    if len(targets) != len(stops):
+        raise ModelError(
+            f"target_price names {len(targets)} and stop_price {len(stops)} prices: give each target its stop, as in "
+            "target_price 107000,109000 and stop_price 103000,103000."
+        )
+    return asked | ({"first": [*zip(targets, stops, strict=True)]} if targets else {})
 
 
 def signature() -> ModelSignature:
@@ -96,7 +121,7 @@ def signature() -> ModelSignature:
         params=ParamSchema(
             [
                 ParamSpec("partial", "string", "refuse"),
-                *(ParamSpec(name, "string", None) for name in ("since", "touch", "stop")),
+                *(ParamSpec(name, "string", None) for name in ("since", *COLUMNS)),
             ]
         ),
     )

@@ -1,20 +1,17 @@
 """Options of `cpb forecast`."""
 
-import re
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from cpbmodels.data import INTERVAL_SECONDS
+from cpbmodels.errors import two_readings
 from schemas.coins import CHAMPIONS
 from schemas.errors import UsageError
 from schemas.scope import ScopeSpec
 
 MIN_PRICE, MAX_PRICE = 1e-12, 1e12
 """Of a price that is asked about, in the quote currency."""
-
-_GROUPED = re.compile(r"(?<![^,])\d{1,3},\d{3}(?:\.\d*)?(?![^,])")
-"""Two prices, or one whose thousands are grouped: `98,500`."""
 
 _QUESTIONS = ("touch", "target", "stop", "above", "stop_chance")
 """Options about prices, of one series."""
@@ -27,15 +24,8 @@ def parse_prices(*texts: str, option: str = "price") -> list[float]:
         UsageError: one is no price, or may be two, or there are more than 1,000.
     """
     for text in texts:
-        # 98,500 is one price to some readers and two to others; a wrong guess gives a wrong chance
-        if grouped := _GROUPED.search(text):
-            first, second = grouped[0].split(",")
-            raise UsageError(
-                f"{grouped[0]!r} can be read as one price or as two: write {first}{second} for one, "
-                f"{first}.0,{second} for two",
-                code="touch",
-                field=option,
-            )
+        if why := two_readings(text):  # a wrong guess gives a wrong chance
+            raise UsageError(why, code="touch", field=option)
     text = ",".join(texts)
     try:
         prices = [float(part) for part in text.split(",")]

@@ -20,6 +20,7 @@ MIN_CHANCE = 1e-8
 """Least chance of a close beyond a price, as of a touch."""
 
 Numbers = float | Sequence[float] | np.ndarray
+Pairs = tuple[float, float] | Sequence[tuple[float, float]] | np.ndarray
 Direction = Literal["long", "short"]
 
 
@@ -29,6 +30,19 @@ def numbers(given: Numbers) -> np.ndarray:
         return np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise PriceError(f"{given!r} is neither a number nor a list of numbers.") from None
+
+
+def pairs(given: Pairs) -> np.ndarray:
+    """float64 [K, 2] of pairs (target, stop), or of one of them. PriceError for anything else."""
+    try:
+        array = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        array = np.empty(1)
+    if array.size and (array.ndim > 2 or array.shape[-1:] != (2,)):
+        raise PriceError(
+            f"{shown(given)} is no list of pairs: give a target and a stop each, as in [(107000, 103000)]."
+        )
+    return array.reshape(-1, 2)
 
 
 @dataclass(frozen=True)
@@ -86,34 +100,44 @@ class Chances:
             PriceError: a price is not a number above 0; target and stop do not lie on opposite sides of the last close.
             ModelError: the model has no table, or one of before, which does not know what came first.
         """
-        if self.table.first is None:
-            raise ModelError(
-                "The model's table of extremes does not know which of two prices is reached first: train it again."
-            )
-        goal, loss = self._move(target, "reached"), self._move(stop, "reached")
-        goal, loss = np.broadcast_arrays(goal, loss)
-        if not (goal * loss < 0).all():
-            at = np.broadcast_arrays(numbers(target), numbers(stop), self.last_close, goal)
-            high, low, close = (float(values[~(goal * loss < 0)].flat[0]) for values in at[:3])
+        chances = self.first_or_nan(target, stop)
+        if np.isnan(chances).any():
+            at = np.broadcast_arrays(numbers(target), numbers(stop), self.last_close)
+            high, low, close = (float(values[np.isnan(chances[..., 0, 0])].flat[0]) for values in at)
             raise PriceError(
                 f"The target {grouped(high)} and the stop {grouped(low)} do not lie on opposite sides of the last "
                 f"close, {grouped(close)}: give one price above it and one below."
             )
-        up, down = (
-            np.maximum(goal, loss)[..., None] / self.width,
-            -np.minimum(goal, loss)[..., None] / self.width,
-        )
+        return chances
+
+    def first_or_nan(self, target: Numbers, stop: Numbers) -> np.ndarray:
+        """As `first`, but NaN where target and stop do not lie on opposite sides of the last close."""
+        if self.table.first is None:
+            raise ModelError(
+                "The model's table of extremes does not know which of two prices is reached first: train it again."
+            )
+        goal, loss = np.broadcast_arrays(self._move(target, "reached"), self._move(stop, "reached"))
+        apart = goal * loss < 0
+        chances = np.full((*apart.shape, self.width.shape[-1], 2), np.nan)
+        widths = np.broadcast_to(self.width, chances.shape[:-1])
+        chances[apart] = self._first(goal[apart], loss[apart], widths[apart])
+        return chances
+
+    def _first(self, goal: np.ndarray, loss: np.ndarray, widths: np.ndarray) -> np.ndarray:
+        """The chances [N, H, 2] of log-returns [N] on opposite sides, where forecasts have widths [N, H]."""
+        up = np.maximum(goal, loss)[:, None] / widths
+        down = -np.minimum(goal, loss)[:, None] / widths
         up_first, down_first, both = self.table.decided(up, down)
-        long = (goal > 0)[..., None]
+        long = (goal > 0)[:, None]
         gains, losses = np.where(long, up_first, down_first), np.where(long, down_first, up_first) + both
         # What was decided before stays decided, and all three chances sum to 1. Each step has a table of its own, and
         # shares between its levels are interpolated: neither holds by itself.
         chances = np.zeros((*gains.shape, 2))
-        won, lost = np.zeros(gains.shape[:-1]), np.zeros(gains.shape[:-1])
-        for step in range(gains.shape[-1]):
-            won = np.maximum(won, np.minimum(gains[..., step], 1 - lost))
-            lost = np.maximum(lost, np.minimum(losses[..., step], 1 - won))
-            chances[..., step, 0], chances[..., step, 1] = won, lost
+        won, lost = np.zeros(len(goal)), np.zeros(len(goal))
+        for step in range(gains.shape[1]):
+            won = np.maximum(won, np.minimum(gains[:, step], 1 - lost))
+            lost = np.maximum(lost, np.minimum(losses[:, step], 1 - won))
+            chances[:, step, 0], chances[:, step, 1] = won, lost
         return chances
 
     def above(self, price: Numbers) -> np.ndarray:
@@ -184,12 +208,23 @@ class Chances:
             )
         return Bracket(side, target, stop, self.first(target, stop), float(1 / (1 + times)))
 
-    def columns(self, touch: Numbers, stop: Numbers) -> dict[str, np.ndarray]:
-        """The columns [..., H] `touch_98000` of prices and `stop_up_0.05`, `stop_down_0.05` of chances."""
+    def columns(
+        self, touch: Numbers = (), stop: Numbers = (), first: Pairs = (), above: Numbers = ()
+    ) -> dict[str, np.ndarray]:
+        """Columns [..., H] of prices, chances, pairs and prices.
+
+        `touch_98000`; `stop_up_0.05`, `stop_down_0.05`; `target_first_107000_103000`, `stop_first_107000_103000`;
+        `above_105000`. Of several forecasts, a pair is NaN where `first` refuses it.
+        """
         chances = {f"touch_{price:.12g}": self.touch(price) for price in numbers(touch).ravel()}
-        return chances | {
-            f"stop_{side}_{p:g}": self.stop(p, side) for p in numbers(stop).ravel() for side in SIDES
-        }
+        for p in numbers(stop).ravel():
+            chances |= {f"stop_{side}_{p:g}": self.stop(p, side) for side in SIDES}
+        reached = self.first_or_nan if self.last_close.ndim else self.first
+        for target, loss in pairs(first):
+            both = reached(target, loss)
+            for place, name in enumerate(("target", "stop")):
+                chances[f"{name}_first_{target:.12g}_{loss:.12g}"] = both[..., place]
+        return chances | {f"above_{price:.12g}": self.above(price) for price in numbers(above).ravel()}
 
     @property
     def table(self) -> Extremes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpbmodels.data.chances import Bracket, Chances, Direction, Numbers
+from cpbmodels.data.chances import Bracket, Chances, Direction, Numbers, Pairs
 from cpbmodels.data.extremes import Extremes
 from cpbmodels.data.paths import Paths, coin_factors, draw_closes
 from cpbmodels.data.prediction import forecast_rows, to_pandas
@@ -126,29 +126,33 @@ class Forecast:
         check_forecasts_prices(self.probabilities)
         return Chances(self.extremes, self.close.array, self.last_close)
 
-    def to_frame(self, touch: Numbers = (), stop: Numbers = ()) -> pl.DataFrame:
+    def to_frame(
+        self, touch: Numbers = (), stop: Numbers = (), first: Pairs = (), above: Numbers = ()
+    ) -> pl.DataFrame:
         """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, a row for each step, in prices.
 
         Args:
             touch: prices; of each a column such as `touch_98000`, its chances (`Forecast.touch`).
             stop: chances; of each the columns `stop_up_0.05` and `stop_down_0.05`, prices (`Forecast.stop`).
+            first: pairs (target, stop) of prices, such as [(107000, 103000)]; of each the columns
+                `target_first_107000_103000` and `stop_first_107000_103000`, chances (`Forecast.first`).
+            above: prices; of each a column such as `above_105000`, its chances (`Forecast.above`).
 
         Raises:
-            ModelError: the series has no times, the model is a classifier, which forecasts no price; or as in `touch`.
+            ModelError: the series has no times, the model is a classifier, which forecasts no price; or as in `touch`,
+                `stop`, `first` and `above`.
         """
         check_forecasts_prices(self.probabilities)
         rows = forecast_rows(
             [self.issued_at], self.series.step_seconds, self.close.array[None], self.candle[None]
         )
-        return (
-            rows.with_columns(**self._chances.columns(touch, stop))
-            if np.size(touch) or np.size(stop)
-            else rows
-        )
+        return rows.with_columns(**self._chances.columns(touch, stop, first, above))
 
-    def to_pandas(self, touch: Numbers = (), stop: Numbers = ()) -> pd.DataFrame:
+    def to_pandas(
+        self, touch: Numbers = (), stop: Numbers = (), first: Pairs = (), above: Numbers = ()
+    ) -> pd.DataFrame:
         """The rows of `to_frame` for pandas, without pyarrow (which polars' own `to_pandas` needs)."""
-        return to_pandas(self.to_frame(touch, stop))
+        return to_pandas(self.to_frame(touch, stop, first, above))
 
     def paths(self, n: int = 1000, seed: int = 0) -> Paths:
         """n joint paths of the close over the horizon; `Paths.close` is [1, n, H]. See `cpbmodels.paths`."""
@@ -211,10 +215,11 @@ def predict_rows(
     member: Model,
     series: Series,
     since: datetime | str | None = None,
-    touch: Numbers = (),
-    stop: Numbers = (),
+    **asked: Any,
 ) -> pl.DataFrame:
     """The forecasts of every origin from `since` on (UTC close of the last candle used) as rows, in prices.
+
+    asked: as in `Chances.columns`.
 
     Raises:
         ModelError: see `Forecast.to_frame`; also when `since` is not an aware time.
@@ -231,9 +236,7 @@ def predict_rows(
     issued = [series.end_of(int(row)) for row in origins]
     close, candle = (last[:, None, None] * np.exp(moves) for moves in (forecasts.quantiles, forecasts.candle))
     rows = forecast_rows(issued, series.step_seconds, close, candle)
-    if not (np.size(touch) or np.size(stop)):
-        return rows
-    columns = Chances(forecasts.extremes, close, last).columns(touch, stop)
+    columns = Chances(forecasts.extremes, close, last).columns(**asked)
     return rows.with_columns(**{name: values.ravel() for name, values in columns.items()})
 
 

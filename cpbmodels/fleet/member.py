@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.data import FEATURE_WARMUP
-from cpbmodels.data.chances import Numbers
+from cpbmodels.data.chances import Numbers, Pairs
 from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import ALL_SYMBOLS
@@ -73,17 +73,25 @@ class Member(Model):
         return forecast
 
     def predict(
-        self, series: Series, since: datetime | str | None = None, *, touch: Numbers = (), stop: Numbers = ()
+        self,
+        series: Series,
+        since: datetime | str | None = None,
+        *,
+        touch: Numbers = (),
+        stop: Numbers = (),
+        first: Pairs = (),
+        above: Numbers = (),
     ) -> pl.DataFrame:
         """The forecasts from every origin, as rows of `Forecast.to_frame`; for backtests.
 
         Args:
             since: the first origin's time (UTC close of the last candle used), as an aware datetime or a text;
                 None: from the first candle with a whole context on. `known_until` is a good choice.
-            touch, stop: as in `Forecast.to_frame`.
+            touch, stop, first, above: as in `Forecast.to_frame`; the chances of a pair are NaN after a close that does
+                not lie between its prices.
         """
         check_series(self, series)
-        return predict_rows(self, series, since, touch, stop)
+        return predict_rows(self, series, since, touch=touch, stop=stop, first=first, above=above)
 
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
         """Write model.safetensors and config.json (plus `extra`: training span, digest, metrics), each as a whole.

@@ -18,6 +18,7 @@ from mlflow.types.schema import AnyType, DataType
 
 import cpbmodels
 from cpbmodels.data.prediction import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.mlflow import COLUMNS
 from schemas.identity import SeriesId
 from tasks.storage.model_folder import first_damage
 from tasks.storage.wheel import light_wheel
@@ -149,7 +150,7 @@ def test_mlflow_describes_it(champion):
     types = {c.name: c.type for c in info.signature.inputs}
     assert types == {"open_time": AnyType(), **dict.fromkeys(CANDLES[1:], DataType.double)}
     assert info.signature.inputs.optional_input_names() == ["volume"]
-    assert [p.name for p in info.signature.params] == ["partial", "since", "touch", "stop"]
+    assert [p.name for p in info.signature.params] == ["partial", "since", *COLUMNS]
     assert info.run_id == champion.run_id
     assert info.flavors["python_function"]["loader_module"] == "cpbmodels.mlflow"
     assert mlflow.pyfunc.get_model_dependencies(URI).endswith("requirements.txt")
