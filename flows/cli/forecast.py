@@ -113,8 +113,8 @@ def _print_first(first: Sequence[dict[str, Any]]) -> None:
     """Print a row for each candle: the chances that the target, the stop or neither is reached first by its close."""
     asked = first[0]
     title = (
-        f"{asked['side']}: is the target {grouped(asked['target'])} or the stop {grouped(asked['stop'])} reached "
-        "first? A candle that reaches both counts for the stop"
+        f"{asked['side'].capitalize()}: is the target {grouped(asked['target'])} or the stop "
+        f"{grouped(asked['stop'])} reached first? A candle that reaches both counts for the stop"
     )
     lines = [entry | {"step": step, "until": _time(entry["by"])} for step, entry in enumerate(first, 1)]
     print_table(title, _FIRST, lines)

@@ -18,6 +18,8 @@ import polars as pl
 import pytest
 
 from schemas.identity import SeriesId
+from tasks.forecasting.months import latest
+from tasks.forecasting.price_chances import chances_of
 from tasks.market import simulator
 from tasks.market.klines import read_klines
 from tests.tools.doc_blocks import EXECUTED, ROOT, blocks
@@ -122,6 +124,21 @@ def test_every_snippet_of_the_page_runs(page, place, monkeypatch):
         except Exception as error:
             error.add_note(f"{block.place}, {block.kind}")
             raise
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_published_row_and_the_table_of_its_model_give_what_was_stated(place, monkeypatch):
+    monkeypatch.chdir(place[0])
+    (snippet,) = [block for block in BY_PAGE["docs/publishing.md"] if "chances.first" in block.text]
+    names = {}
+    run(snippet, names)
+    coin = SeriesId("spot", "BTCUSDT", "1h")
+    rows = latest(Path("data"), coin)
+    last_close = rows["last_close"][0]
+    stated = chances_of(Path("data"), coin, rows).first(1.02 * last_close, 0.99 * last_close)
+    assert names["first"].tolist() == [[chance["target_first"], chance["stop_first"]] for chance in stated]
+    assert 0 < names["first"][-1, 0] < names["first"][-1, 1] < 1
 
 
 def run(block, names):

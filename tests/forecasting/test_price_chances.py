@@ -18,6 +18,7 @@ from schemas.errors import MemberError, UsageError
 from tasks.forecasting.months import latest
 from tasks.forecasting.price_chances import chances_of
 from tasks.storage.records import file_digest
+from tests.tools.doc_blocks import PAGES
 from tests.tools.forecast_steps import Steps
 from tests.tools.forecast_tools import BTC, START, append, flip, rows_at
 
@@ -187,7 +188,7 @@ def test_the_command_gives_target_and_stop_by_step_and_json(home, monkeypatch, c
     assert len(answer["first"]) == 10
     last = answer["first"][-1]
     assert last["side"] == "long"
-    assert "long: is the target 107,000 or the stop 103,000 reached first?" in shown
+    assert "Long: is the target 107,000 or the stop 103,000 reached first?" in shown
     assert "A candle that reaches both counts for the stop" in " ".join(shown.split())
     by = last["by"][5:16]
     chances = " +".join(f"{last[name]:.1%}" for name in ("target_first", "stop_first", "neither"))
@@ -227,7 +228,7 @@ def test_every_answer_fits_80_columns(home, monkeypatch, capsys):
     assert command(monkeypatch, "BTC", "1h", *prices, "--stop", "103000.75") == 0
     out, _ = capsys.readouterr()
     assert max(map(len, out.splitlines())) <= 80
-    of_pair = out.partition("long: is the target")[2].partition("The close lies above")[0]
+    of_pair = out.partition("Long: is the target")[2].partition("The close lies above")[0]
     assert all(name in of_pair for name in ("candle", "until (UTC)", "target first", "stop first", "neither"))
 
 
@@ -253,6 +254,23 @@ def test_the_command_says_in_a_sentence_that_a_model_has_no_table(home, member, 
     out, err = capsys.readouterr()
     assert "BTCUSDT 1h: The model has no table of extremes" in json.loads(out.splitlines()[-1])["error"]
     assert "Traceback" not in err
+
+
+TOLD = re.compile(r"`(?:\S*cpb forecast BTC 1h )?(--(?:touch|target|above|stop-chance) [^`]+)`")
+
+
+def questions_of_documents():
+    return sorted({words for page in PAGES for words in TOLD.findall(page.read_text())})
+
+
+@pytest.mark.parametrize("words", questions_of_documents())
+def test_every_question_that_a_document_asks_is_answered(home, monkeypatch, words):
+    assert command(monkeypatch, "BTC", "1h", *words.split()) == 0
+
+
+def test_the_documents_ask_all_questions():
+    asked = {option for words in questions_of_documents() for option in re.findall(r"--[a-z-]+", words)}
+    assert asked == {"--touch", "--target", "--stop", "--above", "--stop-chance"}
 
 
 @pytest.mark.parametrize(
