@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,43 +35,54 @@ class PriceChances:
     def touch(self, prices: Sequence[float]) -> list[dict[str, Any]]:
         """Return `price`, `side`, `probability` and `by` of each price and step: the chance that it is touched."""
         with _errors_of(self.series):
-            return [
-                {"price": price, "side": SIDES[int(price < self.chances.last_close)]} | chance
-                for price, by_step in zip(prices, self.chances.touch(prices).tolist(), strict=True)
-                for chance in self._by_step(probability=by_step)
-            ]
+            chances, last_close = self.chances.touch(prices).tolist(), float(self.chances.last_close)
+        sides = [SIDES[int(price < last_close)] for price in prices]
+        times = self._times()
+        return [
+            {"price": price, "side": side, "probability": chance, "by": by}
+            for price, side, of_price in zip(prices, sides, chances, strict=True)
+            for chance, by in zip(of_price, times, strict=True)
+        ]
 
     def first(self, target: float, stop: float) -> list[dict[str, Any]]:
         """Return `target_first`, `stop_first`, `neither` and `by` of each step, with `target`, `stop` and `side`."""
         with _errors_of(self.series):
-            won, lost = self.chances.first(target, stop).T
+            chances = self.chances.first(target, stop).tolist()
         asked = {"target": target, "stop": stop, "side": "long" if target > stop else "short"}
-        shares = {"target_first": won, "stop_first": lost, "neither": 1 - won - lost}
-        by_step = {name: share.clip(0).tolist() for name, share in shares.items()}
-        return [asked | chance for chance in self._by_step(**by_step)]
+        return [
+            asked | {"target_first": won, "stop_first": lost, "neither": max(1 - won - lost, 0.0), "by": by}
+            for (won, lost), by in zip(chances, self._times(), strict=True)
+        ]
 
     def above(self, prices: Sequence[float]) -> list[dict[str, Any]]:
         """Return `price`, `probability` and `by` of each price and step: the chance of a close above it."""
         with _errors_of(self.series):
-            return [
-                {"price": price} | chance
-                for price, by_step in zip(prices, self.chances.above(prices).tolist(), strict=True)
-                for chance in self._by_step(probability=by_step)
-            ]
+            chances = self.chances.above(prices).tolist()
+        times = self._times()
+        return [
+            {"price": price, "probability": chance, "by": by}
+            for price, of_price in zip(prices, chances, strict=True)
+            for chance, by in zip(of_price, times, strict=True)
+        ]
 
     def stops(self, chances: Sequence[float]) -> list[dict[str, Any]]:
         """Return `probability`, `side`, `price` and `by`: the prices touched by the last step with some chances."""
+        by = self._times()[-1]
         with _errors_of(self.series):
             return [
-                {"probability": chance, "side": side, "price": float(self.chances.stop(chance, side)[-1])}
-                | {"by": self.rows["target_time"][-1]}
+                {
+                    "probability": chance,
+                    "side": side,
+                    "price": float(self.chances.stop(chance, side)[-1]),
+                    "by": by,
+                }
                 for chance in chances
                 for side in SIDES
             ]
 
-    def _by_step(self, **values: Sequence[float]) -> Iterator[dict[str, Any]]:
-        for by, *of_step in zip(self.rows["target_time"].to_list(), *values.values(), strict=True):
-            yield {**dict(zip(values, of_step, strict=True)), "by": by}
+    def _times(self) -> list[datetime]:
+        times: list[datetime] = self.rows["target_time"].to_list()
+        return times
 
 
 def chances_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> PriceChances:
