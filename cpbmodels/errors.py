@@ -41,9 +41,12 @@ class PriceError(ModelError):
     """A price, chance or side about which a forecast cannot be asked."""
 
 
-def grouped(price: float) -> str:
-    """All digits of a price, its thousands grouped, without an exponent: `98,000.5`, `0.00001234`."""
-    return f"{Decimal(f'{price:.15g}'):,f}"  # 15 digits: as many as every decimal number keeps in a float64
+def grouped(price: float, digits: int = 15) -> str:
+    """A price with its thousands grouped and without an exponent: `98,000.5`, `0.00001234`.
+
+    digits: at most so many; 15 are as many as every decimal number keeps in a float64.
+    """
+    return f"{Decimal(f'{price:.{digits}g}'):,f}"
 
 
 def shown(value: object) -> str:

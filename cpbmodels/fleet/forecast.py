@@ -16,7 +16,7 @@ from cpbmodels.data.prediction import forecast_rows, to_pandas
 from cpbmodels.data.series import Series, microseconds
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
-from cpbmodels.errors import ModelError, printable
+from cpbmodels.errors import ModelError, grouped, printable
 from cpbmodels.fleet.model import Model
 from cpbmodels.fleet.predict import predict
 
@@ -166,10 +166,11 @@ class Forecast:
         if self.probabilities is not None:
             chances = dict(zip(("up", "flat", "down"), self.probabilities.round(3).tolist(), strict=True))
             return f"<Forecast {name}, {when}: {chances}>"
-        low, middle, high = (self.close[q][-1] for q in (0.05, 0.5, 0.95))
+        last_step = (self.close[q][-1] for q in (0.05, 0.5, 0.95))
+        close, low, middle, high = (grouped(price, 6) for price in (self.last_close, *last_step))
         return (
-            f"<Forecast {name}, {when}: {len(self.candle)} candles, close {self.last_close:.6g} -> {middle:.6g} "
-            f"(90 %: {low:.6g} to {high:.6g})>"
+            f"<Forecast {name}, {when}: {len(self.candle)} candles, close {close} -> {middle} "
+            f"(90 %: {low} to {high})>"
         )
 
 

@@ -96,7 +96,7 @@ class _Chart:
         for tick in _ticks(y, self._y):
             ((_, top),) = self.points([self._x[0]], [tick])
             self.draw.line([(_LEFT - 6, top), (_LEFT, top)], _GREY, 2)
-            self.text((_LEFT - 10, top), f"{tick:.5g}", "rm", size=18)
+            self.text((_LEFT - 10, top), f"{tick:,.6g}", "rm", size=18)
 
     def points(self, x: ArrayLike, y: ArrayLike) -> list[tuple[float, float]]:
         """Return the places of values in the picture."""

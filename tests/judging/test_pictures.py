@@ -34,3 +34,11 @@ def test_a_picture_depends_on_its_data_alone(tmp_path, draw, cases):
         drawn.append(path.read_bytes())
     assert drawn == drawn[::-1]
     assert len(set(drawn)) == len(cases)
+
+
+def test_prices_are_grouped_and_whole(tmp_path, monkeypatch):
+    texts = []
+    monkeypatch.setattr(pictures._Chart, "text", lambda chart, place, words, *_, **style: texts.append(words))
+    monkeypatch.setattr(pictures, "_ticks", lambda *given, digits=None: [101_509.0] if digits is None else [])
+    forecast(tmp_path / "x.png", 1, 400, 10)
+    assert "101,509" in texts

@@ -1,5 +1,7 @@
 """Which of two prices is reached first, a close above a price, and brackets, on paths whose truth is counted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -39,6 +41,31 @@ FITTED = extremes.fit(*paths())
 @pytest.fixture(scope="module")
 def forecast():
     return train_fleet([SERIES], "robust-har", "smoke", seeds=[1], device="cpu")[0].forecast(SERIES)
+
+
+@pytest.mark.parametrize(
+    ("factor", "shown"), [(1, "68.9065"), (1500, "103,360"), (1e5, "6,890,650"), (1e-7, "0.00000689065")]
+)
+def test_a_forecast_shows_its_prices_grouped_and_without_an_exponent(forecast, factor, shown):
+    close = {q: path * factor for q, path in forecast.close.items()}
+    assert f"close {shown} -> " in repr(
+        replace(forecast, close=close, last_close=forecast.last_close * factor)
+    )
+
+
+@pytest.mark.parametrize(
+    ("price", "shown"),
+    [
+        (98_000.0, "98,000"),
+        (1_234_567.89, "1,234,567.89"),
+        (0.00001234, "0.00001234"),
+        (1e-12, "0.000000000001"),
+        (1e12, "1,000,000,000,000"),
+        (0.1 + 0.2, "0.3"),
+    ],
+)
+def test_a_grouped_price_has_all_its_digits(price, shown):
+    assert grouped(price) == shown
 
 
 @pytest.mark.parametrize("levels", [(7, 7), (3, 12), (12, 3), (0, 5), (17, 17)])
