@@ -62,12 +62,13 @@ def fleets_of(
     profile: str,
     seeds: int | None,
     dtype: str,
+    timeframes: Collection[str],
 ) -> tuple[FleetSpec, ...]:
     """Return the fleets that a run trains, from its options (`RunSpec`) and the content of its presets by their names.
 
     Of each preset its architectures, or of several presets what they have of `architectures`. `overrides` go to each
-    preset of which an architecture reads them. Of fleets that train the same models, as two presets may after
-    `overrides`, the first stands.
+    preset of which an architecture reads them. Of fleets that train the same models at all of the run's timeframes, as
+    two presets may after `overrides`, the first stands.
 
     Raises:
         UsageError: an architecture is unknown, an option is invalid, none of the fleets reads it, or a preset trains
@@ -93,7 +94,7 @@ def fleets_of(
     # an option may count for nothing in one preset of several, but not in all of them
     if nowhere := [sentences for sentences in without.values() if len(sentences) == len(presets)]:
         raise UsageError(nowhere[0][0], code="without-effect", field="overrides")
-    return _different(per_preset)
+    return _different(per_preset, timeframes)
 
 
 def _architectures(presets: Mapping[str, PresetFile], asked: str | None) -> list[tuple[str, ...]]:
@@ -182,7 +183,7 @@ def _refused_as_fixed(
     return refused
 
 
-def _different(per_preset: dict[str, list[FleetSpec]]) -> tuple[FleetSpec, ...]:
+def _different(per_preset: dict[str, list[FleetSpec]], timeframes: Collection[str]) -> tuple[FleetSpec, ...]:
     """Return the fleets of a run's presets, each with models of its own.
 
     Raises:
@@ -191,7 +192,7 @@ def _different(per_preset: dict[str, list[FleetSpec]]) -> tuple[FleetSpec, ...]:
     trained: dict[str, tuple[str, FleetSpec]] = {}  # what makes the models -> the first that trains them
     for preset, fleets in per_preset.items():
         # by the models, not by the options: two presets may become one by an override of both
-        first = {trained.setdefault(_models_of(fleet), (preset, fleet))[0] for fleet in fleets}
+        first = {trained.setdefault(_models_of(fleet, timeframes), (preset, fleet))[0] for fleet in fleets}
         if preset not in first:
             raise UsageError(
                 f"preset {preset} trains the same models as {', '.join(sorted(first))} in this run; leave it out, or "
@@ -201,18 +202,22 @@ def _different(per_preset: dict[str, list[FleetSpec]]) -> tuple[FleetSpec, ...]:
     return tuple(fleet for _, fleet in trained.values())
 
 
-def _models_of(fleet: FleetSpec) -> str:
-    """Return a text that fleets have in common if they train the same models: equal recipes."""
+def _models_of(fleet: FleetSpec, timeframes: Collection[str]) -> str:
+    """Return a text that fleets have in common if they train the same models: equal recipes at each timeframe."""
     import cpbmodels
     from cpbmodels.arch.presets import of_members
 
-    options = cpbmodels.preset(fleet.preset, base_of(fleet.architecture), **fleet.overrides)
-    members = of_members(fleet.preset, options, **fleet.overrides)
-    # of an average also what its members are; how a fleet runs, as its batch on the device, makes no other model
-    decisive = [
-        {name: value for name, value in one.as_dict().items() if name not in HOW_IT_RUNS}
-        for one in (options, *members.values())
-    ]
+    decisive = []
+    for timeframe in timeframes:
+        options = cpbmodels.preset(
+            fleet.preset, base_of(fleet.architecture), timeframe=timeframe, **fleet.overrides
+        )
+        members = of_members(fleet.preset, options, timeframe=timeframe, **fleet.overrides)
+        # of an average also what its members are; how a fleet runs, as its batch on the device, makes no other model
+        decisive += [
+            {name: value for name, value in one.as_dict().items() if name not in HOW_IT_RUNS}
+            for one in (options, *members.values())
+        ]
     return json.dumps([fleet.model_dump(exclude={"overrides"}), decisive])
 
 

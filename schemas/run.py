@@ -120,6 +120,7 @@ class RunSpec(ScopeSpec):
             profile=self.profile,
             seeds=self.seeds,
             dtype=self.dtype,
+            timeframes=self.intervals,
         )
 
 

@@ -41,6 +41,7 @@ class ArchitectureSpec:
     fixed: options that no preset or profile changes. An override can, unless `Architecture.conflict` refuses it.
         An architecture for one of the reserved heads (classes, scaled) names it here.
     presets: its own presets, by name; related architectures may share a preset.
+    by_timeframe: (preset, timeframe) -> options that the preset has at this timeframe alone.
     default_preset: the preset `cpb train` takes when none is named.
     closed_form: solved by `Architecture.solve`, without optimizer, epochs or random numbers.
     dropout_between_layers: dropout acts between layers only, as torch's nn.GRU has it: none with one layer.
@@ -54,6 +55,7 @@ class ArchitectureSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    by_timeframe: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     default_preset: str = "default"
     closed_form: bool = False
     dropout_between_layers: bool = False

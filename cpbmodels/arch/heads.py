@@ -32,7 +32,7 @@ MAX_STUDENT_LOG_SCALE = 6.0  # a Student-t scale lies within exp(-6) .. exp(6) u
 LEVELS = len(QUANTILES)
 MEDIAN = LEVELS // 2  # place of the level 0.5
 
-COPIES, MAX_BEND = 2, 0.5
+COPIES, MAX_BEND, MAX_LOCATION = 2, 0.5, 0.1
 BENDING_BY_LEVEL = np.abs(np.arange(LEVELS) - MEDIAN) / MEDIAN * 2 - 1
 """By level, how a bend acts on the log of a quantile: -1 at the median .. 1 at 0.05 and 0.95."""
 
@@ -350,10 +350,14 @@ class Scaled(Head):
     @override
     def forecast(self, raw: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         q = self.quantiles(raw, table)
-        scale, close = self.scale(raw), q[..., MEDIAN]
-        open_, high, low = raw[..., 0] * scale, raw[..., 2] * scale, raw[..., 3] * scale
+        (open_, high, low), close = self._other_prices(raw), q[..., MEDIAN]
         high = torch.maximum(high, torch.maximum(open_, close))  # the fit is valid, rounding may not be
         return q, torch.stack([open_, high, torch.minimum(low, torch.minimum(open_, close)), close], -1)
+
+    def _other_prices(self, raw: Tensor) -> tuple[Tensor, ...]:
+        """Medians [K, B, H] of open, high and low."""
+        scale = self.scale(raw)
+        return raw[..., 0] * scale, raw[..., 2] * scale, raw[..., 3] * scale
 
 
 def bent(log_scale: Tensor, bend: Tensor, table: Tensor) -> Tensor:
@@ -363,27 +367,53 @@ def bent(log_scale: Tensor, bend: Tensor, table: Tensor) -> Tensor:
     return torch.exp(scale + bend.clamp(-MAX_BEND, MAX_BEND).unsqueeze(-1) * bending) * table
 
 
+def outputs_of_copy(options: Preset) -> int:
+    """Raw outputs per step and copy: addition, bend, and a location if the forecast keeps a share of it."""
+    return 3 if options.location_share else 2
+
+
 class Bent(Scaled):
     """`Scaled`, and per copy what it adds to the log-scale and how it bends the quantiles; their mean is the forecast.
 
-    Raw: open, log-scale, high, low, then addition and bend of each copy.
+    Raw: open, log-scale, high, low, then of each copy addition, bend and, with `location_share`, location.
     """
 
-    size = 4 + 2 * COPIES
+    def __init__(self, options: Preset, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(options, device, dtype)
+        self.size = 4 + COPIES * outputs_of_copy(options)
+
+    def _of_copies(self, raw: Tensor) -> Tensor:
+        """[K, B, H, COPIES, 2 or 3]."""
+        return raw[..., 4:].unflatten(-1, (COPIES, -1))
 
     @override
     def scale(self, raw: Tensor) -> Tensor:
-        added = raw[..., 4::2]
+        added = self._of_copies(raw)[..., 0]
         return torch.exp((raw[..., 1:2] + added).clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE)).mean(-1)
+
+    @override
+    def location(self, raw: Tensor) -> Tensor:
+        """What a forecast keeps of the copies' mean location, [..., 1]; 0 without one."""
+        mean = self._of_copies(raw)[..., 2:].mean(-2)
+        return (self.options.location_share * mean.sum(-1, keepdim=True)).clamp(-MAX_LOCATION, MAX_LOCATION)
 
     @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         copies = [
-            bent(raw[..., 1] + raw[..., 4 + 2 * copy], raw[..., 5 + 2 * copy], table.unsqueeze(1))
-            for copy in range(COPIES)
+            bent(raw[..., 1] + of[..., 0], of[..., 1], table.unsqueeze(1))
+            for of in self._of_copies(raw).unbind(-2)
         ]
         # A strong bend could let neighbours cross; sorting never raises the pinball loss (Chernozhukov et al. 2010).
-        return torch.stack(copies).mean(0).sort(-1).values
+        return torch.stack(copies).mean(0).sort(-1).values + self.location(raw)
+
+    @override
+    def _other_prices(self, raw: Tensor) -> tuple[Tensor, ...]:
+        moved = self.location(raw)[..., 0]
+        # A candle opens at the close before it, whose unit is sqrt(h - 1) instead of sqrt(h) volatilities.
+        before = torch.arange(self.steps).to(moved)
+        opens = F.pad(moved, (1, -1)) * (before / (before + 1)).sqrt()
+        open_, high, low = super()._other_prices(raw)
+        return open_ + opens, high + moved, low + moved
 
 
 HEADS: dict[str, type[Head]] = {

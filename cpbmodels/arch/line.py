@@ -35,7 +35,7 @@ from typing_extensions import override
 from cpbmodels.arch import find
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch
 from cpbmodels.arch.har import FITTED, HAR_COLUMNS, OfOneCandle, fitted_weights, with_candle
-from cpbmodels.arch.heads import BENDING_BY_LEVEL, COPIES, MAX_BEND, bent
+from cpbmodels.arch.heads import BENDING_BY_LEVEL, COPIES, MAX_BEND, bent, outputs_of_copy
 from cpbmodels.arch.layers import Draws, Layout, Param, Weights, embed, linear, linear_params
 from cpbmodels.arch.options import SIZES, Preset
 from cpbmodels.arch.task import MemberData
@@ -156,7 +156,12 @@ def _market_from_own(model: RangeModel, training: TrainingOrigins) -> np.ndarray
 class Walk(Line):
     """The line, and `COPIES` perceptrons on its standardised columns."""
 
-    spec = replace(Line.spec, fixed={**Line.spec.fixed, "head": "bent"})
+    spec = replace(
+        Line.spec,
+        sizes=("location_share",),
+        fixed={**Line.spec.fixed, "head": "bent"},
+        by_timeframe={("default", "15m"): {"location_share": 0.5}},
+    )
 
     @override
     def params(self) -> list[Param]:
@@ -168,14 +173,16 @@ class Walk(Line):
         return [
             *linear_params(f"walk.{copy}.first", len(OWN) + len(MARKET_COLUMNS), WIDTH),
             *linear_params(f"walk.{copy}.second", WIDTH, WIDTH),
-            *linear_params(f"walk.{copy}.out", WIDTH, 2 * self.head.steps, bound=0.01),
+            *linear_params(
+                f"walk.{copy}.out", WIDTH, outputs_of_copy(self.options) * self.head.steps, bound=0.01
+            ),
         ]
 
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         columns = self.columns(batch, w)
         inputs = ((columns - w["walk.mean"]) * w["walk.inverse"]).clamp(-INPUT_CLIP, INPUT_CLIP)
-        added = [_added(inputs, w, copy) for copy in range(COPIES)]  # [K, B, H, 2] each
+        added = [_added(inputs, w, copy, self.head.steps) for copy in range(COPIES)]
         return torch.cat([self.line(columns, batch.inputs[..., -1, -1], w), *added], -1)
 
     @override
@@ -190,11 +197,12 @@ class Walk(Line):
         return weights
 
 
-def _added(inputs: Tensor, w: Weights, copy: int) -> Tensor:
-    """What a copy adds to the log-scale, and its bend: [K, B, H, 2] from inputs [K, B, D]."""
+def _added(inputs: Tensor, w: Weights, copy: int, steps: int) -> Tensor:
+    """What a copy adds to the log-scale, its bend, and its location if it learns one: [K, B, H, 2 or 3] from inputs
+    [K, B, D]."""
     x = F.gelu(linear(inputs, w, f"walk.{copy}.first"))
     x = F.gelu(linear(x, w, f"walk.{copy}.second"))
-    return linear(x, w, f"walk.{copy}.out").unflatten(-1, (-1, 2))
+    return linear(x, w, f"walk.{copy}.out").unflatten(-1, (steps, -1))
 
 
 def _scaling(model: RangeModel, training: TrainingOrigins) -> tuple[np.ndarray, np.ndarray]:
@@ -261,7 +269,7 @@ def _learn(
             0.5 + 0.5 * math.cos(math.pi * (step - RATE_WARMUP) / max(steps - RATE_WARMUP, 1)),
         )
         optimizer.param_groups[0]["lr"] = RATE * (rise if step < RATE_WARMUP else fall)
-        added = _added(inputs[None], layout.views(row), copy)[0]  # [B, H, 2]
+        added = _added(inputs[None], layout.views(row), copy, base.shape[-1])[0]  # [B, H, 2 or 3]
         optimizer.zero_grad()
         added.backward(_gradient(added.detach(), base, targets, weight, table))
         optimizer.step()
@@ -271,15 +279,21 @@ def _learn(
 
 
 def _gradient(added: Tensor, base: Tensor, targets: Tensor, weight: Tensor, table: Tensor) -> Tensor:
-    """[B, H, 2]: of the mean weighted pinball loss by what a copy adds; autograd took three times as long.
+    """[B, H, 2 or 3]: of the mean weighted pinball loss by what a copy adds; autograd took three times as long.
 
-    A quantile is q = table exp(base + a + bend x bending), so dq/da = q and dq/dbend = q x bending, where the bend is
-    inside its limits; the pinball loss of level p has dL/dq = 1[y < q] - p.
+    A quantile is location + q, q = table exp(base + a + bend x bending), so its derivative is q by a, q x bending by
+    bend, where that is inside its limits, and 1 by the location; the pinball loss of level p has 1[y < quantile] - p.
     """
-    q = bent(base + added[..., 0], added[..., 1], table)  # [B, H, L]
-    slope = torch.where(targets[..., None] < q, 1 - LEVELS, -LEVELS) * q
+    q, location = (
+        bent(base + added[..., 0], added[..., 1], table),
+        added[..., 2:],
+    )  # [B, H, L], [B, H, 0 or 1]
+    below = targets[..., None] < q + location.sum(-1, keepdim=True)
+    by_quantile = torch.where(below, 1 - LEVELS, -LEVELS)
+    slope = by_quantile * q
     bend = (slope @ BENDING) * (added[..., 1].abs() < MAX_BEND)
-    return torch.stack([slope.sum(-1), bend], -1) * (weight / targets.numel() / len(LEVELS))[..., None]
+    of = [slope.sum(-1), bend, by_quantile.sum(-1)][: added.shape[-1]]
+    return torch.stack(of, -1) * (weight / targets.numel() / len(LEVELS))[..., None]
 
 
 class Average(Architecture):

@@ -52,6 +52,7 @@ class Preset:
     head: str = "student-t"
     loss: str = "nll"  # head student-t: "nll" or "crps"
     location_shrink: float = 0.25  # head student-t: factor on the location, which is hardly predictable
+    location_share: float = 0.0  # head bent: share of its location that a forecast keeps; 0: it learns none
     candle_weight: float = 0.1  # weight of the loss of open, high and low, added to the close's
     flat_band: float = 0.3  # head classes: a move of less than this many volatilities is "flat"
     teacher_forcing: float = 0.0  # share of the decoder's steps that read the true candle, in training only
@@ -96,7 +97,7 @@ ALIASES = {
 }
 """Other names of options, as they are usual elsewhere."""
 
-SIZES = ("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout")
+SIZES = ("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout", "location_share")
 """Options that only some architectures read: each names those it reads in its `spec.sizes`."""
 
 HOW_IT_RUNS = (
@@ -122,6 +123,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "ff_dim": (1, 16384),
     "dropout": (0, 0.95),
     "location_shrink": (0, 1),
+    "location_share": (0, 1),
     "candle_weight": (0, 10),
     "flat_band": (0, 5),
     "teacher_forcing": (0, 1),

@@ -19,11 +19,17 @@ TRAINING_OPTIONS = ("batch_size", "epochs", "patience", "lr", "mixed_precision")
 
 
 def preset(
-    name: str = "default", architecture: str = "har", profile: str | None = None, **overrides: Any
+    name: str = "default",
+    architecture: str = "har",
+    profile: str | None = None,
+    timeframe: str = "",
+    **overrides: Any,
 ) -> Preset:
-    """The resolved preset: architecture defaults <- preset <- hardware profile <- fixed options <- overrides, checked.
+    """The resolved preset: architecture defaults <- preset <- what it has at this timeframe alone <- hardware profile
+    <- fixed options <- overrides, checked.
 
-    An override of a fixed option that the architecture cannot have is refused by `check_together`.
+    An override of a fixed option that the architecture cannot have is refused by `check_together`. `timeframe`: a
+    Binance interval, as "15m"; without one, the options are those of any timeframe that the preset does not name.
 
     Raises ModelError with one sentence naming the option and what is allowed. Imports the architecture, and torch.
     """
@@ -39,14 +45,20 @@ def preset(
         owners = " or ".join(owner for owner, kind in every().items() if name in kind.spec.presets)
         own = " or ".join(map(repr, ("default", *spec.presets)))
         raise ModelError(f"preset {name!r} belongs to {owners}: use preset {own} with {architecture}.")
-    values = {**spec.defaults, **presets[name], **PROFILES.get(profile or "", {}), **spec.fixed}
+    values = {
+        **spec.defaults,
+        **presets[name],
+        **spec.by_timeframe.get((name, timeframe), {}),
+        **PROFILES.get(profile or "", {}),
+        **spec.fixed,
+    }
     options = check(replace(Preset(), **values | normalise_options(overrides)))
     check_together(architecture, options)
     # torch: readers of this module's data must not have to import it
     if options.members:
         from cpbmodels.arch.line import combined
 
-        return combined(options, [*of_members(name, options, profile, **overrides).values()])
+        return combined(options, [*of_members(name, options, profile, timeframe, **overrides).values()])
     from cpbmodels.arch.heads import HEADS
 
     if options.calendar and not options.calendar_dim and not HEADS[options.head].has_log_scale:
@@ -54,14 +66,26 @@ def preset(
     return options
 
 
-def of_members(name: str, options: Preset, profile: str | None = None, **overrides: Any) -> dict[str, Preset]:
+def of_members(
+    name: str, options: Preset, profile: str | None = None, timeframe: str = "", **overrides: Any
+) -> dict[str, Preset]:
     """The resolved preset of each architecture that an average of these options trains; empty of any other model.
 
     Args:
-        name, profile, overrides: those of the average, as in `preset`.
+        name, profile, timeframe, overrides: those of the average, as in `preset`.
     """
     shared = {option: value for option, value in overrides.items() if option != "members"}
-    return {member: preset(name, member, profile, **shared) for member in options.members}
+    return {member: preset(name, member, profile, timeframe, **shared) for member in options.members}
+
+
+def by_timeframe(name: str, architecture: str, members: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """The options that a preset has at single timeframes alone, by timeframe; of an average, those of its members."""
+    options: dict[str, dict[str, Any]] = {}
+    for one in members or (architecture,):
+        for (owner, timeframe), values in find(one).spec.by_timeframe.items():
+            if owner == name:
+                options.setdefault(timeframe, {}).update(values)
+    return options
 
 
 def check_together(architecture: str, options: Preset) -> None:

@@ -42,8 +42,11 @@ MAX_STANDARDISED = 1e4  # quantiles of the standardised error, in units of the f
 FIRST_YEAR, LAST_YEAR = 1800, 2199  # of any time: what lies between them can be converted and printed
 
 OPTIONS = tuple(Preset().as_dict())
+LATER_OPTIONS = ("location_share",)
+"""Those that older files of this format lack: they have their default there."""
 
-REQUIRED = ("format", "architecture", "dtype", "quantiles", "seed", *OPTIONS, WEIGHTS_DIGEST, DIGEST)
+_ALWAYS = tuple(name for name in OPTIONS if name not in LATER_OPTIONS)
+REQUIRED = ("format", "architecture", "dtype", "quantiles", "seed", *_ALWAYS, WEIGHTS_DIGEST, DIGEST)
 """Fields without which no model can be built."""
 
 
@@ -73,11 +76,11 @@ def _sha256(value: Any) -> bool:
 
 def _parts(value: Any) -> bool:
     """Each member's own fields and all of its options; whether these are possible is checked with them."""
-    needed = {"architecture", "seed", *OPTIONS}
+    needed = {"architecture", "seed", *_ALWAYS}
     return (
         isinstance(value, list)
         and 2 <= len(value) <= MAX_MEMBERS
-        and all(isinstance(part, dict) and needed <= {*part} <= needed | {*PART_FIELDS} for part in value)
+        and all(isinstance(part, dict) and needed <= {*part} <= {*OPTIONS, *PART_FIELDS} for part in value)
     )
 
 

@@ -95,12 +95,13 @@ def train_fleet(
     def train_architecture(
         architecture: str, values_of_all: dict[str, Any], folder: Path | None, stage: int = 1, stages: int = 1
     ) -> list[Member]:
-        resolved: dict[str, Preset] = {}  # equal overrides once
+        resolved: dict[tuple[str, str], Preset] = {}  # equal timeframes and overrides once
         options = []
-        for values in overrides_by_member(values_of_all, len(plans)):
-            if repr(values) not in resolved:
-                resolved[repr(values)] = presets.preset(preset, architecture, profile, **values)
-            options.append(resolved[repr(values)])
+        for plan, values in zip(plans, overrides_by_member(values_of_all, len(plans)), strict=True):
+            timeframe = series[plan.series[0]].timeframe
+            if (key := (timeframe, repr(values))) not in resolved:
+                resolved[key] = presets.preset(preset, architecture, profile, timeframe, **values)
+            options.append(resolved[key])
         if architecture == AVERAGE:
             common = {name: value for name, value in values_of_all.items() if name != "members"}
             return _train_average(
@@ -162,7 +163,7 @@ def ineligible_reason(
 
     A series with a test span must also have an origin there, else its model could not be evaluated.
     """
-    options = presets.preset(preset, architecture, **overrides)
+    options = presets.preset(preset, architecture, timeframe=series.timeframe, **overrides)
     try:
         # Windows are counted and nothing is computed: any device and type will do.
         bank = Bank.build([series], options, torch.device("cpu"), torch.float32)

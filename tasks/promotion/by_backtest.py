@@ -69,7 +69,7 @@ def open_contest(spec: BacktestSpec) -> Contest:
     incumbent = Counter(recipes_served.values()).most_common(1)[0][0]
     coins = tuple(series for series, recipe in recipes_served.items() if recipe == incumbent)
     fleets = dict(zip(fleet_names(spec.fleets), spec.fleets, strict=True))
-    planned = {name: planned_recipe(fleet) for name, fleet in fleets.items()}
+    planned = {name: planned_recipe(fleet, timeframe) for name, fleet in fleets.items()}
     submitted = {name: recipe for name, recipe in planned.items() if recipe != incumbent}
     if not submitted:
         raise UsageError(

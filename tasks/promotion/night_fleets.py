@@ -77,7 +77,7 @@ def fleets_to_train(
         if any(fleet.preset == gate.PROVISIONAL for fleet in wanted.fleets[timeframe].values()):
             for fleet in spec.fleets:
                 if fleet.preset != gate.PROVISIONAL:
-                    wanted.fleets[timeframe].setdefault(str(planned_recipe(fleet)), fleet)
+                    wanted.fleets[timeframe].setdefault(str(planned_recipe(fleet, timeframe)), fleet)
         # Also where no recipe can be made again: another one would replace a champion that nobody asked to replace.
         trained[timeframe] = tuple(wanted.fleets[timeframe].values())
     return trained, wanted.failures

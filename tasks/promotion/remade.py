@@ -27,16 +27,16 @@ def fleet_of(tags: Mapping[str, str]) -> FleetSpec:
     if fleet is None:
         why = "its version does not say how it was trained; `cpb train-all` with its own options records it"
         raise UsageError(f"{refused}: {why}", code=UNKNOWN)
-    if why := why_another(fleet, recipe):
+    if why := why_another(fleet, recipe, tags["timeframe"]):
         anew = "to replace it, delete its alias champion in MLflow, and the next training chooses anew"
         raise UsageError(f"{refused}: {why}; {anew}", code=UNKNOWN)
     return fleet
 
 
-def why_another(fleet: FleetSpec, recipe: str) -> str:
-    """Return why a fleet does not train this recipe in this release; "" if it does."""
+def why_another(fleet: FleetSpec, recipe: str, timeframe: str) -> str:
+    """Return why a fleet does not train this recipe at a timeframe in this release; "" if it does."""
     try:
-        planned = planned_recipe(fleet)
+        planned = planned_recipe(fleet, timeframe)
     except cpbmodels.ModelError as error:
         return f"this release refuses its options ({str(error).rstrip('.')})"
     # Compared as recipes, whose digest covers every option: equal words could hide another default.

@@ -17,6 +17,7 @@ from schemas.fleets import FleetSpec
 from schemas.identity import Market, Recipe, tree_of
 from tasks.promotion.remade import UNKNOWN, why_another
 from tasks.storage.records import find_record, write_record
+from tasks.training.plan import fleet_of_recipe
 
 _SWITCH = re.compile(r"\d{8}T\d{12}\.json")
 
@@ -99,6 +100,7 @@ def fleet_to_follow(switch: Switch) -> FleetSpec:
             f"{refused}: its switch does not say how; repeat `cpb backtest --gate`", code=UNKNOWN
         )
     # Coins would otherwise wait for a recipe that no night can train, without a word.
-    if why := why_another(switch.fleet, recipe):
+    fleet = fleet_of_recipe(switch.fleet, recipe, switch.timeframe)
+    if why := why_another(fleet, recipe, switch.timeframe):
         raise UsageError(f"{refused}: {why}; repeat `cpb backtest --gate`", code=UNKNOWN)
-    return switch.fleet
+    return fleet

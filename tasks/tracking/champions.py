@@ -37,9 +37,11 @@ from tasks.tracking.store_errors import store_errors
 from tasks.tracking.tags import (
     FLEET_SPEC,
     MLFLOW_FILES,
+    RECIPE,
     SELECTED,
     digests_of,
 )
+from tasks.training.plan import fleet_of_recipe
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -245,11 +247,13 @@ def _training_command(series: SeriesId, tags: Mapping[str, str]) -> str:
 
 
 def recorded_fleet(tags: Mapping[str, str]) -> FleetSpec | None:
-    """Return what made the version with these tags; None if it was registered by another program or an older cpb."""
+    """Return what makes, in this release, the recipe of the version with these tags; None if it was registered by
+    another program or an older cpb."""
     try:
-        return FleetSpec.model_validate_json(tags.get(FLEET_SPEC, ""))
+        fleet = FleetSpec.model_validate_json(tags.get(FLEET_SPEC, ""))
     except ValidationError:
         return None
+    return fleet_of_recipe(fleet, tags.get(RECIPE, ""), tags.get("timeframe", ""))
 
 
 def undelete_command(store: Store, champion: Champion) -> str:

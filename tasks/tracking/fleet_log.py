@@ -39,7 +39,7 @@ from tasks.training.shard import member_folder, shard_folder
 _LOGGING = threading.Lock()
 """Fleets are logged one at a time: SQLite has a single writer, and a fleet's runs stay adjacent."""
 
-_OPTIONS = ("lr", "batch_size", "epochs", "hidden_dim", "n_layers", "mixed_precision")
+_OPTIONS = ("lr", "batch_size", "epochs", "hidden_dim", "n_layers", "location_share", "mixed_precision")
 """Options that people compare models by."""
 
 

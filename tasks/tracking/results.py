@@ -80,6 +80,7 @@ _READ = (
     "n_heads",
     "ff_dim",
     "dropout",
+    "location_share",
     "head",
     "loss",
     "optimizer",

@@ -29,13 +29,15 @@ of the profile), so a shard has at least that many.
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import cpbmodels
 from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.presets import of_members
+from cpbmodels.arch.presets import by_timeframe, of_members
+from cpbmodels.errors import ModelError
 from cpbmodels.fleet.config import PARTS
 from schemas.fleets import FleetSpec, base_of, copies_of, is_universal
 from schemas.handover import FleetPlan, JobMember, SeriesRecord, ShardJob, SplitBounds
@@ -216,20 +218,21 @@ def memory_bytes(job: ShardJob) -> int:
     return round(TRAINER_BYTES + ROW_BYTES * sum(rows.values()))
 
 
-def resolved(fleet: FleetSpec, profile: str) -> Preset:
-    """Return a fleet's preset with its overrides and its hardware profile, if named."""
+def resolved(fleet: FleetSpec, profile: str, timeframe: str = "") -> Preset:
+    """Return a fleet's preset at a timeframe with its overrides and its hardware profile, if named."""
     named = None if profile == "auto" else profile
-    return cpbmodels.preset(fleet.preset, base_of(fleet.architecture), profile=named, **fleet.overrides)
+    return cpbmodels.preset(fleet.preset, base_of(fleet.architecture), named, timeframe, **fleet.overrides)
 
 
-def planned_recipe(fleet: FleetSpec) -> Recipe:
-    """Return the recipe of a fleet's models, as it is read from their folders afterwards.
+def planned_recipe(fleet: FleetSpec, timeframe: str) -> Recipe:
+    """Return the recipe of a fleet's models at a timeframe, as it is read from their folders afterwards.
 
     Raises:
         ModelError: the architecture, the preset or an option is unknown.
     """
-    options = resolved(fleet, "auto")  # a profile changes how a model is trained, not the model
-    members = of_members(fleet.preset, options, **fleet.overrides)
+    # a profile changes how a model is trained, not the model
+    options = resolved(fleet, "auto", timeframe)
+    members = of_members(fleet.preset, options, timeframe=timeframe, **fleet.overrides)
     parts = [{"architecture": name, **member.as_dict()} for name, member in members.items()]
     scope = "universal" if is_universal(fleet.architecture) else "per-series"
     fields: dict[str, Any] = {
@@ -240,6 +243,22 @@ def planned_recipe(fleet: FleetSpec) -> Recipe:
     }
     fields |= {"seeds": [0] * fleet.seeds} | ({PARTS: parts} if parts else {})
     return recipe_of(ModelConfig(**options.as_dict() | fields))
+
+
+def fleet_of_recipe(fleet: FleetSpec, recipe: str, timeframe: str) -> FleetSpec:
+    """Return what trains a recipe at a timeframe in this release, given the fleet that trained it.
+
+    That is the same fleet, unless its preset has got options of this timeframe since: then the fleet without these. A
+    fleet that trains another recipe either way, or cannot be planned, is returned as it is.
+    """
+    with suppress(ModelError):
+        members = resolved(fleet, "auto").members
+        if added := by_timeframe(fleet.preset, base_of(fleet.architecture), members).get(timeframe):
+            before = {name: getattr(Preset(), name) for name in added} | fleet.overrides
+            without = fleet.model_copy(update={"overrides": before})
+            if str(planned_recipe(without, timeframe)) == recipe:
+                return without
+    return fleet
 
 
 def member_seconds(options: Preset, architecture: str, copies: int) -> float:

@@ -9,7 +9,7 @@ from cpbmodels.fleet.one_step import fleet_step
 from tests.tools.candles import LEARNT
 
 PLAIN = {"hidden_dim": 12, "n_layers": 2, "n_heads": 2, "ff_dim": 16, "dropout": 0.2, "batch_size": 4}
-OTHER = {"hidden_dim": 24, "n_layers": 3, "n_heads": 3, "ff_dim": 40, "dropout": 0.6}
+OTHER = {"hidden_dim": 24, "n_layers": 3, "n_heads": 3, "ff_dim": 40, "dropout": 0.6, "location_share": 0.5}
 
 
 def after_a_step(architecture, **sizes):
