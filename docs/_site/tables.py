@@ -13,7 +13,7 @@ from error_codes import HOLE, error_codes
 import cpbmodels
 from cpbmodels.arch import find
 from cpbmodels.arch.options import ALIASES, CHOICES, RANGES
-from cpbmodels.arch.presets import all_presets
+from cpbmodels.arch.presets import all_presets, by_timeframe
 from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_COPIES
 
 OPTIONS_FILE = Path(cpbmodels.__file__).parent / "arch" / "options.py"
@@ -189,7 +189,12 @@ def _all() -> dict[str, dict[str, Any]]:
 
 
 def _set_by(name: str) -> str:
-    return _changes(_all().get(name, {}))
+    named = [
+        f"`{architecture}` at {timeframe}: {_changes(values)}"
+        for architecture in cpbmodels.architectures()
+        for timeframe, values in by_timeframe(name, architecture).items()
+    ]
+    return "; ".join([_changes(_all().get(name, {})), *named])
 
 
 def _changes(values: Any) -> str:

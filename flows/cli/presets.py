@@ -99,13 +99,15 @@ def explained(name: str, given: dict[str, str]) -> dict[str, Any]:
     """Return what a preset resolves to, as a run with the options given (`architectures`, `profile`) would train it.
 
     `resolved`: architecture -> option -> value; `without_effect`: architecture -> options that it does not read;
-    `differs`: architecture -> options with another value than the `built_in` one; `allowed`: option -> `range`, both
-    ends included, `choices`, or how many `names`; `run`: the fields of a run that `--set` sets, too.
+    `differs`: architecture -> options with another value than the `built_in` one; `by_timeframe`: architecture ->
+    timeframe -> options with another value there, of an average its members'; `allowed`: option -> `range`, both ends
+    included, `choices`, or how many `names`; `run`: the fields of a run that `--set` sets, too.
 
     Raises:
         UsageError: a run would refuse it, with the same sentence.
     """
     import cpbmodels
+    from cpbmodels.arch.presets import by_timeframe
 
     name = one_preset(name, f"name one, as in `cpb presets {name.split(',')[0].strip()}`", field="name")
     spec = RunSpec(preset=name, **given)
@@ -137,6 +139,16 @@ def explained(name: str, given: dict[str, str]) -> dict[str, Any]:
         "differs": {
             architecture: [option for option, value in values.items() if value != built_in[option]]
             for architecture, values in resolved.items()
+        },
+        "by_timeframe": {
+            fleet.architecture: {
+                timeframe: own
+                for timeframe, values in by_timeframe(
+                    fleet.preset, base_of(fleet.architecture), presets[fleet.architecture].members
+                ).items()
+                if (own := {name: value for name, value in values.items() if name not in fleet.overrides})
+            }
+            for fleet in spec.fleets
         },
         "built_in": built_in,
         "allowed": _limits(built_in),
@@ -212,6 +224,8 @@ def _values(answer: dict[str, Any], option: str) -> str:
     groups: dict[str, list[str]] = {}
     for architecture, values in answer["resolved"].items():
         text = _text(values[option]) + (" *" if option in answer["differs"][architecture] else "")
+        for timeframe, changed in answer["by_timeframe"][architecture].items():
+            text += f" (at {timeframe} {_text(changed[option])})" if option in changed else ""
         if option in answer["without_effect"][architecture]:
             text = "not read"
         groups.setdefault(text, []).append(architecture)

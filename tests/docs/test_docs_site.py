@@ -55,6 +55,7 @@ def test_tables_are_made_from_the_code(site):
         for name in ("Series", "train_fleet", "from_hub", "load")
     )
     assert "lost-store" in text("reference.html")
+    assert "<code>walk</code> at 15m: location_share 0.5" in text("reference.html")
 
 
 @pytest.fixture

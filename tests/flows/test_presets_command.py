@@ -1,6 +1,7 @@
 """`cpb presets` lists the presets; `cpb presets NAME` shows what one resolves to, as a run would train it."""
 
 import json
+import re
 
 import pytest
 
@@ -97,6 +98,21 @@ def test_a_file_of_ones_own_is_shown_with_what_it_changes(shown, folder):
     assert (told["about"], told["base"], told["copies"]) == ("a small one", "smoke", {"gru": 2})
     assert (told["resolved"]["gru"]["lr"], told["resolved"]["gru"]["hidden_dim"]) == (0.004, 24)
     assert {"lr", "hidden_dim"} <= {*told["differs"]["gru"]}
+
+
+def test_an_option_that_a_preset_has_at_one_timeframe_alone_is_shown(shown, folder, cpb_here):
+    told = shown("default")
+    assert told["by_timeframe"] == {
+        "robust-har": {},
+        "har": {},
+        "har-universal": {},
+        "average-universal": {"15m": {"location_share": 0.5}},
+    }
+    assert re.search(
+        r"location_share +average-universal 0 \(at 15m 0\.5\)", cpb_here("presets", "default")[1]
+    )
+    (folder / "plain.toml").write_text('architectures = ["average"]\n[options]\nlocation_share = 0.0\n')
+    assert shown("plain.toml")["by_timeframe"] == {"average": {}}
 
 
 def test_a_profile_is_shown_with_the_sizes_that_it_sets(shown):

@@ -1,5 +1,6 @@
 """The columns of `cpbmodels.data.wide`, the line and the walk on them, and averages of models."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpbmodels import ModelError, Series, ensemble, load, predict, preset, train_fleet
-from cpbmodels.arch.heads import bent, pinball
+from cpbmodels.arch.heads import Bent, bent, pinball
 from cpbmodels.arch.line import LEVELS, _gradient
+from cpbmodels.arch.presets import by_timeframe
 from cpbmodels.data.series import with_cross_section
 from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, WIDE_COLUMNS
+from cpbmodels.fleet.config import sealed
 from cpbmodels.fleet.fleet import Fleet
 
 ROWS = 1200
@@ -275,3 +278,115 @@ def test_impossible_members_are_refused(name, members, why):
 
 def test_every_own_column_is_read_by_the_default():
     assert {*OWN_COLUMNS, *MARKET_COLUMNS} <= {*preset("default", "average").features}
+
+
+# ---- the walk's location, which the preset default has at 15m alone
+
+
+def test_the_preset_default_keeps_half_of_the_walks_location_at_15m_alone():
+    share = {t: preset("default", "walk", timeframe=t).location_share for t in ("", "5m", "15m", "1h")}
+    assert share == {"": 0, "5m": 0, "15m": 0.5, "1h": 0}
+    assert preset("smoke", "walk", timeframe="15m").location_share == 0
+    assert preset("default", "walk", timeframe="15m", location_share=0.2).location_share == 0.2
+    assert preset("default", "har", timeframe="15m") == preset("default", "har")
+    assert by_timeframe("default", "average", ("har", "walk")) == {"15m": {"location_share": 0.5}}
+    assert by_timeframe("default", "average", ("har", "line")) == by_timeframe("smoke", "walk") == {}
+
+
+def test_each_timeframe_of_a_training_has_the_options_of_its_own(coins):
+    quarters = with_cross_section(
+        [Series.from_frame(candles(seed, timedelta(minutes=15)), name) for seed, name in enumerate(COINS)]
+    )
+    options = {"scope": "universal", "device": "cpu", "epochs": 1, "steps_per_epoch": 5}
+    both = train_fleet([*quarters, *coins], "average", "default", **options)
+    parts = {(m.config["timeframe"], p.config["architecture"]): p for m in both for p in m.parts}
+    assert {of: part.options.location_share for of, part in parts.items()} == {
+        ("15m", "har"): 0,
+        ("15m", "walk"): 0.5,
+        ("1h", "har"): 0,
+        ("1h", "walk"): 0,
+    }
+    (alone,) = train_fleet(coins, "walk", "default", **options)  # at 1h as without 15m beside it
+    torch.testing.assert_close(parts["1h", "walk"].rows, alone.rows, rtol=0, atol=0)
+    (without,) = train_fleet(quarters, "walk", "default", **options, location_share=0)
+    assert without.rows.shape[1] < parts["15m", "walk"].rows.shape[1]
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_forecast_keeps_a_share_of_the_location_within_its_limit(share):
+    torch.manual_seed(0)
+    options = replace(preset("smoke", "walk"), location_share=share)
+    head = Bent(options, torch.device("cpu"), torch.float64)
+    steps, table = options.horizon, torch.randn(1, options.horizon, 19, dtype=torch.float64).sort(-1).values
+    raw = torch.randn(1, 50, steps, head.size, dtype=torch.float64) * 0.3
+    locations = raw[..., [6, 9]]  # after open, log-scale, high, low: addition, bend and location of each copy
+    kept = (share * locations.mean(-1)).clamp(-0.1, 0.1)
+    assert 0.1 < float((kept.abs() == 0.1).double().mean()) < 0.9
+
+    plain = Bent(replace(options, location_share=0.0), torch.device("cpu"), torch.float64)
+    bare = plain.forecast(raw[..., [0, 1, 2, 3, 4, 5, 7, 8]], table)
+    quantiles, prices = head.forecast(raw, table)
+    torch.testing.assert_close(quantiles, bare[0] + kept.unsqueeze(-1))
+    torch.testing.assert_close(prices[..., 3], quantiles[..., 9])
+    assert (prices[..., 1] >= prices[..., [0, 3]].max(-1).values).all()
+    assert (prices[..., 2] <= prices[..., [0, 3]].min(-1).values).all()
+    # The first candle opens at the last close, each other at the close before it.
+    opens, step = prices[..., 0] - bare[1][..., 0], torch.arange(1, steps)
+    torch.testing.assert_close(opens[..., 0], torch.zeros(1, 50, dtype=torch.float64))
+    torch.testing.assert_close(opens[..., 1:] * (step + 1).sqrt(), kept[..., :-1] * step.sqrt())
+
+
+def test_the_gradient_of_a_walk_with_a_location_is_autograds():
+    torch.manual_seed(0)
+    added = (torch.randn(7, 10, 3) * 0.4).requires_grad_()
+    base, truth, weight = torch.randn(7, 10) * 0.3, torch.randn(7, 10), torch.rand(7, 1)
+    table = torch.randn(10, 19).sort(-1).values
+    quantiles = bent(base + added[..., 0], added[..., 1], table) + added[..., 2:]
+    (pinball(truth[..., None] - quantiles, LEVELS).mean(-1) * weight).mean().backward()
+    torch.testing.assert_close(
+        _gradient(added.detach(), base, truth, weight, table), added.grad, atol=1e-8, rtol=1e-5
+    )
+
+
+def test_a_walk_learns_a_location_that_is_there():
+    """Candles that go on as the one before them, for a half: what is kept of the location moves the median there."""
+    random, series, rows = np.random.default_rng(3), [], 3000
+    for name in COINS[:3]:
+        moves = random.normal(0, 1, rows)
+        for row in range(1, rows):
+            moves[row] += 0.5 * moves[row - 1]
+        close = np.exp(np.cumsum(0.004 * moves))
+        opened = np.concatenate([[1.0], close[:-1]])
+        wicks = np.exp(np.abs(random.normal(0, 0.002, (2, rows))))
+        high, low = np.maximum(opened, close) * wicks[0], np.minimum(opened, close) / wicks[1]
+        prices = {"open": opened, "high": high, "low": low, "close": close}
+        frame = candles(0, rows=rows).with_columns(**{n: pl.Series(v) for n, v in prices.items()})
+        series.append(Series.from_frame(frame, name))
+    coins = with_cross_section(series)
+    (without,), (walk,) = (
+        train_fleet(coins, "walk", scope="universal", device="cpu", location_share=share) for share in (0, 1)
+    )
+    assert walk.history[-1]["val_loss"] < without.history[-1]["val_loss"]
+    origins = coins[0].origins("validation", 1, 10)
+    medians = predict([walk], [coins[0]], [origins])[0].quantiles[:, 0, 9]
+    last = np.diff(np.log(coins[0].prices[:, 3]))[origins - 1]
+    assert np.corrcoef(medians, last)[0, 1] > 0.2
+
+
+@pytest.mark.parametrize("architecture", ["walk", "average"])
+def test_a_model_from_before_the_walk_could_have_a_location_is_read_and_forecasts_the_same(
+    architecture, coins, tmp_path
+):
+    (now,) = train_fleet(coins, architecture, "smoke", scope="universal", device="cpu", epochs=1)
+    folder = now.save(tmp_path / "model")
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    for part in (values, *values.get("parts", [])):
+        del part["location_share"]
+    path.write_text(json.dumps(sealed(values, values["weights_sha256"])))
+    before = load(folder)
+    assert before.options == now.options
+    np.testing.assert_array_equal(before.forecast(coins[1]).candle, now.forecast(coins[1]).candle)
+    np.testing.assert_array_equal(before.forecast(coins[1]).close.array, now.forecast(coins[1]).close.array)
+    again = load(before.save(tmp_path / "again"))
+    np.testing.assert_array_equal(again.forecast(coins[1]).candle, now.forecast(coins[1]).candle)

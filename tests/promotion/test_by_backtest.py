@@ -49,7 +49,7 @@ def backtest(**changed):
 
 def test_the_recipe_planned_is_the_recipe_trained(trainer):
     (btc, _) = champions(open_store(), market="sim")
-    assert planned_recipe(spec().fleets[0]) == registered_model(btc).recipe
+    assert planned_recipe(spec().fleets[0], "1h") == registered_model(btc).recipe
 
 
 def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, short, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import yaml
 
 import cpbmodels
 import flows
+from cpbmodels.arch.line import Walk
+from schemas.backtesting import BacktestSpec
 from schemas.decision import BacktestEvidence
 from schemas.errors import CpbError, MemberError
 from schemas.fleets import FleetSpec
@@ -18,8 +21,9 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks import steps
 from tasks.judging import gate
+from tasks.promotion.by_backtest import CHAMPION, open_contest
 from tasks.promotion.night_fleets import fleets_to_train
-from tasks.promotion.switches import Switch, save_switch
+from tasks.promotion.switches import Switch, fleet_to_follow, save_switch
 from tasks.steps import opened_engine
 from tasks.tracking.calls import search
 from tasks.tracking.champions import champions, training_command
@@ -194,16 +198,16 @@ def test_a_recipe_that_passed_the_gate_is_trained_until_every_coin_has_followed(
     assert wanted((ETH,), preset="smoke") == ({"1h": [linear]}, [])  # BTC is behind, and not in this run
     # The winner has since lost to another: that is what the coin behind will follow.
     gru = FleetSpec(architecture="gru", preset="smoke")
-    save_switch(home_folder(), switched(str(planned_recipe(har)), gru, coins_to_follow=(), days=1))
+    save_switch(home_folder(), switched(str(planned_recipe(har, "1h")), gru, coins_to_follow=(), days=1))
     assert wanted(preset="smoke") == ({"1h": [linear, ("smoke", "gru", {})]}, [])
     save_switch(home_folder(), switch.model_copy(update={"coins_to_follow": ()}))
     assert wanted(preset="smoke") == ({"1h": [linear]}, [])
 
 
-def switched(incumbent, fleet, *, coins_to_follow=("BTCUSDT",), days=0):
+def switched(incumbent, fleet, *, coins_to_follow=("BTCUSDT",), days=0, timeframe="1h"):
     day = SPEC.scope.as_of + timedelta(days=days)
     figures = BacktestEvidence(
-        challenger=str(planned_recipe(fleet)),
+        challenger=str(planned_recipe(fleet, timeframe)),
         incumbent=incumbent,
         first=day,
         last=day,
@@ -220,7 +224,7 @@ def switched(incumbent, fleet, *, coins_to_follow=("BTCUSDT",), days=0):
     )
     return Switch(
         market="sim",
-        timeframe="1h",
+        timeframe=timeframe,
         switched_at=day,
         coins_to_follow=coins_to_follow,
         fleet=fleet,
@@ -345,3 +349,93 @@ def test_a_gpus_kernels_are_compiled_ahead_for_what_the_night_trains(trainer):
     with opened_engine(spec) as engine:
         (fleet,) = json.loads(engine._env[KERNELS])["fleets"]
     assert (fleet["architecture"], fleet["overrides"]) == ("linear", {"epochs": 1})
+
+
+# ---- a night across the update by which the preset default has an option of 15m alone
+
+QUARTERS = tuple(SeriesId("sim", symbol, "15m") for symbol in ("BTCUSDT", "ETHUSDT"))
+AVERAGE = {
+    "timeframes": "15m",
+    "since": "2024-11",
+    "preset": "default",
+    "architectures": "average-universal",
+    "overrides": {"epochs": 1},
+    "seeds": 1,
+}
+
+
+@pytest.fixture
+def before_the_update(free, monkeypatch):
+    """Champions at 15m of the preset default as it was: without an option of that timeframe."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Walk, "spec", replace(Walk.spec, by_timeframe={}))
+        night(FIRST, **AVERAGE)
+    return champions(open_store(), QUARTERS)
+
+
+def shares(found):
+    """The `location_share` of each champion's walk, as its folder says."""
+    parts = [json.loads((champion.folder / "config.json").read_text())["parts"] for champion in found]
+    return [part["location_share"] for of in parts for part in of if part["architecture"] == "walk"]
+
+
+@pytest.mark.slow  # a training of 15m, and three nights
+def test_a_night_across_the_update_trains_the_recipe_that_serves(before_the_update):
+    recipes = {champion.tags["cpb.recipe"] for champion in before_the_update}
+    assert shares(before_the_update) == [0.0, 0.0]
+    nightly(SECOND, timeframes="15m", since="2024-11")
+    assert {(architecture, members) for architecture, _, members in trained()} == {("average-universal", 2)}
+    assert [decided(series) for series in QUARTERS] == [("refreshed", "refresh")] * 2
+    after = champions(open_store(), QUARTERS)
+    assert {champion.tags["cpb.recipe"] for champion in after} == recipes
+    assert [champion.version for champion in after] == ["2", "2"]
+    assert shares(after) == [0.0, 0.0]
+    fleet = FleetSpec.model_validate_json(after[0].tags["cpb.fleet"])
+    assert (fleet.preset, fleet.overrides) == ("default", {"epochs": 1, "location_share": 0.0})
+
+    # The preset's own recipe of today is another one: it replaces nothing by being trained.
+    night("2025-01-03", **AVERAGE)
+    assert [decided(series) for series in QUARTERS] == [("kept", "no-candidate")] * 2
+    assert [champion.version for champion in champions(open_store(), QUARTERS)] == ["2", "2"]
+
+    # By a backtest it does.
+    switch = switched(
+        recipes.pop(),
+        FleetSpec(
+            **{n: AVERAGE[n] for n in ("preset", "overrides", "seeds")}, architecture="average-universal"
+        ),
+        coins_to_follow=("BTCUSDT", "ETHUSDT"),
+        timeframe="15m",
+    )
+    save_switch(home_folder(), switch)
+    nightly("2025-01-04", timeframes="15m", since="2024-11")
+    assert [decided(series) for series in QUARTERS] == [("switched", "backtest")] * 2
+    assert shares(champions(open_store(), QUARTERS)) == [0.5, 0.5]
+
+
+def test_what_serves_since_before_the_update_is_named_as_it_is_trained_again(before_the_update):
+    (bitcoin, _), average = before_the_update, FleetSpec(architecture="average-universal", preset="default")
+    recipe = bitcoin.tags["cpb.recipe"]
+    assert training_command(bitcoin) == (
+        "cpb train-all --coins BTCUSDT --timeframes 15m --source sim --architectures average-universal "
+        "--preset default --set location_share=0.0 --set epochs=1 --seeds 1"
+    )
+    # The gate trains it beside the preset's own, and coins that were about to follow it still do.
+    spec = BacktestSpec(
+        coins="BTC,ETH",
+        source="sim",
+        since="2024-11",
+        gate=True,
+        timeframes="15m",
+        architectures="average-universal",
+        overrides={"epochs": 1},
+        seeds=1,
+    )
+    contest = open_contest(spec)
+    assert (str(contest.incumbent), contest.name) == (recipe, CHAMPION)
+    assert contest.incumbent_fleet.overrides == {"epochs": 1, "location_share": 0.0}
+    before = average.model_copy(update={"overrides": {"epochs": 1}, "seeds": 1})
+    switch = switched("har/default/0123456789ab", before, timeframe="15m")
+    won = switch.backtest.model_copy(update={"challenger": recipe})
+    assert fleet_to_follow(switch.model_copy(update={"backtest": won})) == contest.incumbent_fleet
+    assert fleet_to_follow(switch) == before  # of the preset as it is today

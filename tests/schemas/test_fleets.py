@@ -168,6 +168,19 @@ def test_a_model_that_two_presets_have_in_common_is_trained_once():
     assert len(fleets) == 2 * len(PRESET_ARCHITECTURES["default"]) - 1
 
 
+def test_presets_that_differ_at_one_timeframe_alone_are_two_where_the_run_has_it():
+    file = {"plain.toml": {"architectures": ["average-universal"], "options": {"location_share": 0.0}}}
+    given = {"preset": "default,plain.toml", "preset_files": file}
+    for timeframes in ("15m", "15m,1h"):
+        fleets = RunSpec(**given, timeframes=timeframes).fleets
+        assert [f.overrides for f in fleets if f.architecture == "average-universal"] == [
+            {},
+            {"location_share": 0.0},
+        ]
+    with pytest.raises(UsageError, match=r"preset plain.toml trains the same models as default"):
+        RunSpec(**given, timeframes="1h")
+
+
 @pytest.mark.parametrize("preset", ["seed-gru,", " seed-gru", "seed-gru,seed-gru"])
 def test_a_list_of_one_preset_is_that_preset(preset):
     for of in (RunSpec, TrainSpec, TuneSpec):

@@ -59,19 +59,19 @@ def runs(store, kind, **tags):
     return list(search(store, f"tags.`cpb.kind` = '{kind}'{named}"))
 
 
-COMPARED = {"lr", "batch_size", "epochs", "hidden_dim", "n_layers", "mixed_precision"}
+COMPARED = {"lr", "batch_size", "epochs", "hidden_dim", "n_layers", "location_share", "mixed_precision"}
 ALWAYS = {"architecture", "preset", "context", "features", "dtype"}
 
 
 @pytest.mark.parametrize(
     ("architecture", "read"),
     [
-        ("gru", COMPARED),
-        ("classifier-gru", COMPARED),
-        ("linear", COMPARED - {"hidden_dim", "n_layers"}),
-        ("average", COMPARED - {"n_layers"}),  # of har
+        ("gru", COMPARED - {"location_share"}),
+        ("classifier-gru", COMPARED - {"location_share"}),
+        ("linear", COMPARED - {"hidden_dim", "n_layers", "location_share"}),
+        ("average", COMPARED - {"n_layers"}),  # of har and walk
         ("robust-har", set()),  # a closed form
-        ("har", COMPARED - {"n_layers"}),
+        ("har", COMPARED - {"n_layers", "location_share"}),
     ],
 )
 def test_a_member_itself_says_what_identifies_and_compares_it(store, architecture, read):
