@@ -368,7 +368,7 @@ def bent(log_scale: Tensor, bend: Tensor, table: Tensor) -> Tensor:
 
 
 def outputs_of_copy(options: Preset) -> int:
-    """Raw outputs per step and copy: addition, bend, and a location if the forecast keeps a share of it."""
+    """Raw outputs per step and copy of `Bent`: addition, bend, and a location if the forecast keeps a share of it."""
     return 3 if options.location_share else 2
 
 
@@ -393,7 +393,7 @@ class Bent(Scaled):
 
     @override
     def location(self, raw: Tensor) -> Tensor:
-        """What a forecast keeps of the copies' mean location, [..., 1]; 0 without one."""
+        """What a forecast keeps of the copies' mean location, [..., 1], at most `MAX_LOCATION`; 0 without one."""
         mean = self._of_copies(raw)[..., 2:].mean(-2)
         return (self.options.location_share * mean.sum(-1, keepdim=True)).clamp(-MAX_LOCATION, MAX_LOCATION)
 
