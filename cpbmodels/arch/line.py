@@ -286,11 +286,9 @@ def _gradient(added: Tensor, base: Tensor, targets: Tensor, weight: Tensor, tabl
     A quantile is location + q, q = table exp(base + a + bend x bending), so its derivative is q by a, q x bending by
     bend, where that is inside its limits, and 1 by the location; the pinball loss of level p has 1[y < quantile] - p.
     """
-    q, location = (
-        bent(base + added[..., 0], added[..., 1], table),
-        added[..., 2:],
-    )  # [B, H, L], [B, H, 0 or 1]
-    below = targets[..., None] < q + location.sum(-1, keepdim=True)
+    q = bent(base + added[..., 0], added[..., 1], table)  # [B, H, L]
+    location = added[..., 2:].sum(-1, keepdim=True)  # [B, H, 1], 0 without one
+    below = targets[..., None] < q + location
     by_quantile = torch.where(below, 1 - LEVELS, -LEVELS)
     slope = by_quantile * q
     bend = (slope @ BENDING) * (added[..., 1].abs() < MAX_BEND)

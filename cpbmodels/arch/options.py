@@ -52,7 +52,7 @@ class Preset:
     head: str = "student-t"
     loss: str = "nll"  # head student-t: "nll" or "crps"
     location_shrink: float = 0.25  # head student-t: factor on the location, which is hardly predictable
-    location_share: float = 0.0  # head bent: share of its location that a forecast keeps; 0: it learns none
+    location_share: float = 0.0  # head bent: share of its location that a forecast keeps, at most .1; 0: none
     candle_weight: float = 0.1  # weight of the loss of open, high and low, added to the close's
     flat_band: float = 0.3  # head classes: a move of less than this many volatilities is "flat"
     teacher_forcing: float = 0.0  # share of the decoder's steps that read the true candle, in training only

@@ -192,8 +192,9 @@ def test_a_row_has_every_field_as_plain_json(tmp_path):
 
 def test_the_options_are_those_with_which_the_model_was_trained(tmp_path):
     own = preset("smoke", "gru", hidden_dim=64).as_dict()
-    parts = [own | {"architecture": name, "seed": 7} for name in ("gru", "linear", "robust-har")]
+    parts = [own | {"architecture": name, "seed": 7} for name in ("gru", "linear", "robust-har", "walk")]
     parts[1] |= {"lr": 0.02, "hidden_dim": 16}
+    parts[3] |= {"location_share": 0.5}
     average = judged(tmp_path / "a", architecture="average", parts=parts)
     closed = judged(tmp_path / "b", architecture="robust-har", seed=8)
     path, _ = write_results(tmp_path, "spot", None, [average, closed])
@@ -202,6 +203,7 @@ def test_the_options_are_those_with_which_the_model_was_trained(tmp_path):
     # hidden_dim is read by gru alone, and robust-har is solved without learning rate
     assert (of_average["hidden_dim"], of_average["lr"], of_average["patience"]) == (64, [own["lr"], 0.02], 3)
     assert of_average["context"] == 30
+    assert of_average["location_share"] == 0.5  # of the walk alone
     assert {"lr", "epochs", "batch_size", "hidden_dim", "n_heads"}.isdisjoint(of_closed)
     assert options_read({"architecture": "another-program's", "lr": 1, "x": 2}, ("lr", "x")) == {
         "lr": 1,
