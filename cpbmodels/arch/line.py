@@ -8,10 +8,10 @@ them is then replaced by its linear forecast from the coin's own columns, fitted
 
 `walk` is a small network that starts at the `line` and learns what the line misses of the scale and of the tails. Per
 step it adds to the line's log-scale and bends its quantiles: a positive bend widens the tails against the middle. With
-`location_share` it also learns a location per step, of which a forecast keeps that share, within `MAX_LOCATION`. Half of
-it lowered the CRPS on past data, and on later data at 15m; at 1h, where it failed later, the preset `default` has none.
-The walk learns for a fixed number of steps, a few seconds, so it needs no validation; two copies with seeds of their
-own are averaged within the model.
+`location_share` it also learns a location per step, of which a forecast keeps that share, within `MAX_LOCATION`. Half
+of it lowered the CRPS on past data, and on later data at 15m; at 1h, where it failed later, the preset `default` has
+none. The walk learns for a fixed number of steps, a few seconds, so it needs no validation; two copies with seeds of
+their own are averaged within the model.
 
     loss      pinball of the 19 levels in units of sigma sqrt(h), weighted by (sigma / the coin's mean)^.5
     limits    standardised inputs at 4, targets at 8
