@@ -11,12 +11,28 @@ WAIT_S = 60
 """Longest wait for what a page is to show; only failures take it."""
 
 
+def expect(locator):
+    """Return playwright's expectation of a locator, which waits."""
+    from playwright.sync_api import expect as of_playwright
+
+    of_playwright.set_options(timeout=1000 * WAIT_S)
+    return of_playwright(locator)
+
+
 def until(page, condition):
     """Wait until an expression holds; the page's policy forbids `eval`, which `wait_for_function` needs."""
     deadline = time.monotonic() + WAIT_S
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
         page.wait_for_timeout(50)
+
+
+def open_chart(open_page, home, series="BTCUSDT/1h/spot", **options):
+    """Open the page of a series and wait until its chart stands; `options` as for `Pages`."""
+    page = open_page(home, f"/#/series/{series}", **options)
+    page.wait_for_selector("#chart path.box", state="attached")
+    page.wait_for_load_state("networkidle")
+    return page
 
 
 class Pages:

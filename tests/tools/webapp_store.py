@@ -18,7 +18,7 @@ from tests.tools.packaged import weights_sha256
 from tests.tools.registering import register_champion
 
 BTC, ETH = SeriesId("spot", "BTCUSDT", "1h"), SeriesId("spot", "ETHUSDT", "1h")
-PEPE = SeriesId("spot", "PEPEUSDT", "15m")
+LTC, PEPE = SeriesId("spot", "LTCUSDT", "1h"), SeriesId("spot", "PEPEUSDT", "15m")
 UM_BTC, SIM_BTC = SeriesId("um", "BTCUSDT", "1h"), SeriesId("sim", "BTCUSDT", "1h")
 START = datetime(2025, 5, 28, tzinfo=UTC)
 NORMAL = np.array(

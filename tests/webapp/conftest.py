@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import cpbmodels
+from cpbmodels.data.extremes import Extremes
 from cpbmodels.data.series import Series
 from tasks.storage.records import file_digest
 from tests.tools.copied_store import record_place
@@ -13,6 +14,7 @@ from tests.tools.page_service import client_of
 from tests.tools.webapp_store import (
     BTC,
     ETH,
+    LTC,
     PEPE,
     SIM_BTC,
     UM_BTC,
@@ -71,14 +73,17 @@ def recorded(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def touchable(tmp_path_factory):
-    """A home with forecasts of two packaged champions; that of ETH has no table of extremes."""
+    """A home with forecasts of three packaged champions: of BTC; of ETH, without a table of extremes; of LTC, whose
+    table is of the format before, which does not know what comes first."""
     folder = tmp_path_factory.mktemp("touchable")
     close = 100 * np.exp(np.cumsum(np.random.default_rng(3).normal(0, 0.01, 600)))
     opened = np.r_[100.0, close[:-1]]
     high, low = np.maximum(opened, close) * 1.002, np.minimum(opened, close) / 1.002
     series = Series.from_ohlc(np.column_stack([opened, high, low, close]), timeframe="1h")
     (member,) = cpbmodels.train_fleet([series], "linear", "smoke", seeds=[1], device="cpu", epochs=1)
-    for coin, model in ((BTC, member), (ETH, replace(member, extremes=None))):
+    before = Extremes(np.tile(np.linspace(0.01, 3, 99, dtype=np.float32), (2, 10, 1)))
+    champions = {BTC: member, ETH: replace(member, extremes=None), LTC: replace(member, extremes=before)}
+    for coin, model in champions.items():
         about = {"model_version": f"{coin.registered}/1", "market": "spot", "symbol": coin.symbol}
         packaged = model.save(folder / "data" / "hub" / coin.label / coin.timeframe, about)
         fill(folder / "data", coin, weights=file_digest(packaged / "model.safetensors"))

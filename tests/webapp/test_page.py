@@ -9,19 +9,12 @@ import pytest
 
 from tasks.forecasting.chain import append
 from tests.tools.browser import needs_browser
-from tests.tools.page_browser import WAIT_S, until
+from tests.tools.page_browser import WAIT_S, expect, until
 from tests.tools.webapp_store import BTC, ETH, fill, forecast_at, small_home, write_candles
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.slow, needs_browser]
-
-
-def expect(locator):
-    from playwright.sync_api import expect as of_playwright
-
-    of_playwright.set_options(timeout=1000 * WAIT_S)
-    return of_playwright(locator)
 
 
 def come_back(page):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.tools.browser import axe_findings, needs_browser
 from tests.tools.fingers import Fingers
-from tests.tools.page_browser import until
+from tests.tools.page_browser import open_chart, until
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -17,13 +17,6 @@ RANGE = (
 )
 MEDIAN = "document.getElementById('chart').data.find((t) => t.name === 'median').x.map(Date.parse)"
 BOX = ".cross.box"
-
-
-def open_chart(open_page, home, series="BTCUSDT/1h/spot", **options):
-    page = open_page(home, f"/#/series/{series}", **options)
-    page.wait_for_selector("#chart path.box", state="attached")
-    page.wait_for_load_state("networkidle")
-    return page
 
 
 @pytest.fixture
@@ -46,16 +39,17 @@ def scrolled(page):
 def test_a_tap_and_a_drag_show_crosshair_values_and_chance(phone):
     page, fingers, (left, top, width, height) = phone
     before, view = scrolled(page), page.evaluate(RANGE)
-    fingers.tap(left + width / 4, top + height / 4)
-    page.locator(f"{BOX} .chance").wait_for()
+    fingers.tap(left + width / 4, top + height * 0.7)
+    page.locator(f"{BOX} .chance").first.wait_for()
     price, when = page.locator(".cross.tag").all_inner_texts()
     box = page.locator(BOX)
     assert re.fullmatch(
-        rf"{re.escape(price)} \+\d\.\d\d %\nreached by 22:00: (under 1|\d+) %", box.inner_text()
+        rf"{re.escape(price)} [+−]\d\.\d\d %\nreached by 22:00: (under 1|\d+) %\ncloses above at 22:00: (under 1|\d+) %",
+        box.inner_text(),
     )
     assert page.locator("#readout").inner_text().startswith(f"{when}: open ")
     above = box.bounding_box()
-    assert above["y"] + above["height"] < top + height / 4  # a finger does not cover it
+    assert above["y"] + above["height"] < top + height * 0.7 - 30  # a finger does not cover it
 
     fingers.drag(
         [(left + width / 4, top + height / 4), (left + width * 0.8, top + height / 4 + 20)], lift=False
@@ -141,7 +135,7 @@ def test_the_chance_stands_beside_the_mouse(open_page, touchable):
     for share in (0.3, 0.85):
         x, y = chart["x"] + share * chart["width"], chart["y"] + chart["height"] / 2
         page.mouse.move(x, y)
-        page.locator(f"{BOX} .chance").wait_for()
+        page.locator(f"{BOX} .chance").first.wait_for()
         box = page.locator(BOX).bounding_box()
         apart = max(box["x"] - x, x - box["x"] - box["width"])
         assert 0 < apart < 40
@@ -151,5 +145,5 @@ def test_the_chance_stands_beside_the_mouse(open_page, touchable):
 def test_axe_finds_nothing_serious_with_a_crosshair(phone):
     page, fingers, (left, top, width, height) = phone
     fingers.tap(left + width / 4, top + height / 2)
-    page.locator(f"{BOX} .chance").wait_for()
+    page.locator(f"{BOX} .chance").first.wait_for()
     assert axe_findings(page) == []

@@ -133,7 +133,7 @@ def test_the_chart_marks_prices_and_tells_the_chance_at_the_crosshair(
         touchable, "/#/series/BTCUSDT/1h/spot", viewport={"width": width, "height": 900}, color_scheme=theme
     )
     page.wait_for_selector("#chart path.box", state="attached")
-    chart, told = page.locator("#chart"), page.locator(".cross.box .chance")
+    chart, told = page.locator("#chart"), page.locator(".cross.box .chance").first
     marked = page.evaluate(
         "document.getElementById('chart').layout.shapes.filter((s) => s.xref === 'paper').map((s) => s.y0)"
     )

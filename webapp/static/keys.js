@@ -22,6 +22,7 @@ const VIEWS = [
   ["A series", { "[": "the forecast before", "]": "the forecast after", n: "the newest forecast" }],
   ["The chart, when it has the focus", {
     "← →": "pan", "+ −": "zoom", "Home End": "the oldest loaded, the newest candle", ", .": "crosshair to the candle before, after", "↑ ↓": "crosshair to a higher, a lower price", 0: "reset the view" }],
+  ["Target or stop, when its handle has the focus", { "↑ ↓": "a higher, a lower price", "PageUp PageDown": "ten steps at once" }],
 ];
 
 function isOn() {

@@ -4,18 +4,22 @@ import { get, ofSeries } from "/static/api.js";
 import { crosshair } from "/static/crosshair.js";
 import { h } from "/static/dom.js";
 import { seconds } from "/static/format.js";
+import { targetAndStop } from "/static/lines.js";
 import { draw, theme } from "/static/plot.js";
 import { pointers } from "/static/pointers.js";
 import { touchChances } from "/static/touch.js";
 
 const FIRST = 500, MORE = 1000, MOST = 5000; // candles; the service gives 5,000 at most
 const NEAR = 0.15; // of the shown width from the oldest loaded candle: more are asked for
+const CLEAR = "rgba(0, 0, 0, 0)"; // lines are seen through the plot
 const AXES_PX = 80; // what the axes take of the chart's width, before it is drawn
 
-export function priceChart(series, readout) {
+// `asked` and `onchosen`: the prices of target and stop, at first and as they are chosen.
+export function priceChart(series, readout, { asked, onchosen }) {
   const host = h("div", { id: "chart", class: "plot price", role: "application", tabindex: "0", "aria-describedby": "chart-keys" });
   const chances = touchChances(series);
   const cross = crosshair(host, readout, chances);
+  const lines = targetAndStop(series, host, { asked, onchosen, onleft: fitLines });
   const state = { limit: FIRST, forecast: { steps: [], last_close: null }, issuedAt: null, until: null, range: null, width: null, x: [], asking: false, bound: false };
   const candle = 1000 * seconds(series.timeframe);
 
@@ -27,19 +31,20 @@ export function priceChart(series, readout) {
     state.x = candles ? candles.x.map(Date.parse) : [];
     state.first = firstView(layout.xaxis.range.map(instant));
     for (const trace of figure.data) trace.hoverinfo = "skip"; // the crosshair reads the values out
-    Object.assign(layout, { hovermode: false, dragmode: "pan", uirevision: "kept" });
+    Object.assign(layout, { hovermode: false, dragmode: "pan", uirevision: "kept", paper_bgcolor: CLEAR, plot_bgcolor: CLEAR });
     Object.assign(layout.yaxis, { fixedrange: true, showspikes: false });
     layout.xaxis.showspikes = false;
     if (state.width) { state.range = around(Date.parse(state.issuedAt), state.first, state.width); state.width = null; }
     const range = state.range || state.first;
     layout.xaxis.range = range.map(iso);
     state.plain = { shapes: layout.shapes, annotations: layout.annotations };
-    fit([...figure.data, chances.trace()], layout, range);
+    fit([...figure.data, chances.trace(), lines.trace()], layout, range);
     mark(layout, range, layout.yaxis.range);
     await draw(host, figure, { scrollZoom: true, doubleClick: false });
     host.setAttribute("aria-label", `${layout.meta?.alt || "Chart."} ${chances.told()} Use the arrow keys to pan.`);
     if (!state.bound) bind();
     cross.set(figure, state.forecast);
+    lines.place();
   }
 
   // A narrow chart begins with as many candles as can be told apart, where the forecast is among them. The labels of
@@ -70,6 +75,7 @@ export function priceChart(series, readout) {
       if (event["xaxis.range[0]"] !== undefined) moved([instant(event["xaxis.range[0]"]), instant(event["xaxis.range[1]"])]);
     });
     host.on("plotly_relayouting", cross.hide);
+    host.on("plotly_afterplot", lines.place);
     host.on("plotly_doubleclick", home);
     pointers(host, { ...cross, grip });
   }
@@ -91,9 +97,14 @@ export function priceChart(series, readout) {
 
   async function fitPrices(range) {
     const update = {};
-    fit([...host.data, chances.trace()], update, range, (axis, value) => { update[`${axis}.range`] = value; });
+    fit([...host.data, chances.trace(), lines.trace()], update, range, (axis, value) => { update[`${axis}.range`] = value; });
     mark(update, range, update["yaxis.range"] || host._fullLayout.yaxis.range);
     await window.Plotly.relayout(host, update);
+    lines.place();
+  }
+
+  function fitLines() {
+    if (state.bound) fitPrices(now());
   }
 
   function show(range) {
@@ -151,6 +162,7 @@ export function priceChart(series, readout) {
       state.width = width;
     }
     await chances.load(forecast, isNewest);
+    await lines.load(forecast, chances.found());
     await load();
   }
 
@@ -158,10 +170,11 @@ export function priceChart(series, readout) {
   async function renew(forecast) {
     state.forecast = forecast;
     await chances.load(forecast, true);
+    await lines.load(forecast, chances.found());
     await load();
   }
 
-  return { host, load, renew, choose, pan, zoom, home, loaded: () => state.x.length };
+  return { host, lines: lines.box, load, renew, choose, pan, zoom, home, loaded: () => state.x.length };
 }
 
 // The lowest and highest price (y) and the volume (y2) inside a range of time.

@@ -13,20 +13,20 @@ import { MARKETS, SIMULATED, seriesLink, seriesName, simulatedChip, storedWords,
 
 const PAGE = 500; // forecasts on the slider at first, and more of them at its left end
 
-export async function open(root, route) {
+export async function open(root, route, remember) {
   if (!route.symbol) throw new Error("The address names no series, as #/series/BTCUSDT/1h/spot does; the overview lists what is stored.");
   const overview = await get(ask("/api/overview", { market: route.market }));
   const series = pick(overview, route);
   if (!series) throw new Error(notStored(overview, route));
   const readout = h("figcaption", { id: "readout", "aria-live": "off" });
-  const chart = priceChart(series, readout);
+  const chart = priceChart(series, readout, { asked: route.options, onchosen: remember });
   const past = pastForecasts(show, async (first) => (await issues(series, new Date(Date.parse(first.issued_at) - 1).toISOString())).forecasts);
   const parts = { head: h("div"), verdict: h("p", { class: "finding" }), numbers: h("div"), links: h("div") };
   const record = recordCard(series), decisions = decisionsCard(series);
 
   root.append(navigation(overview, series),
     h("section", { class: "card", "aria-labelledby": "title" }, parts.head,
-      h("figure", { class: "chart" }, chart.host, readout), tools(chart), past.box, parts.verdict,
+      h("figure", { class: "chart" }, chart.host, readout), chart.lines, tools(chart), past.box, parts.verdict,
       h("details", { open: window.innerWidth > 900 }, h("summary", {}, "The numbers"), parts.numbers, parts.links)),
     record.section, decisions.section);
 

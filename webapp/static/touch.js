@@ -11,12 +11,12 @@ const GAP_PX = 6; // between the fan and the labels
 const NARROW_PX = 600; // of a chart whose labels have no room for the word beside the fan
 
 export function touchChances(series) {
-  let stops = [], forecast = null, issued = 0, timer = 0, wanted = null;
+  let stops = [], note = null, forecast = null, issued = 0, timer = 0, wanted = null;
 
   // Only the newest forecast has chances, and only where its model has a table of extremes.
   async function load(shown, isNewest) {
     const asked = isNewest && shown.steps.length;
-    stops = asked ? (await get(ofSeries("touch", series)).catch(() => ({ stops: [] }))).stops : [];
+    ({ stops, note } = asked ? await get(ofSeries("touch", series)).catch(() => ({ stops: [], note: null })) : { stops: [], note: null });
     forecast = shown;
     issued = Date.parse(shown.issued_at);
   }
@@ -30,6 +30,7 @@ export function touchChances(series) {
   // fan nor candle: right of them, or above and below the fan. `newest`: the time of the newest candle.
   function marks({ shapes = [], annotations = [] }, [from, until], [low, high], width, height, newest) {
     const color = getComputedStyle(document.documentElement).getPropertyValue("--soft").trim();
+    const card = getComputedStyle(document.documentElement).getPropertyValue("--card").trim();
     const shown = stops.filter(({ by }) => Date.parse(by) <= until);
     const pixel = (high - low) / height;
     const rightOf = (time_) => width * (until - time_) / (until - from);
@@ -44,7 +45,7 @@ export function touchChances(series) {
     return {
       shapes: [...shapes, ...shown.map(({ price }) => ({ type: "line", xref: "paper", xsizemode: "pixel", xanchor: 1, x0: -10, x1: 0, y0: price, y1: price, line: { color, width: 2 } }))],
       annotations: [...annotations, ...labelled.map(({ price, text }) => ({
-        xref: "paper", x: 1, xanchor: "right", xshift: -11, y: price, yanchor: "middle", showarrow: false, borderpad: 0, text, font: { size: 11, color } }))],
+        xref: "paper", x: 1, xanchor: "right", xshift: -11, y: price, yanchor: "middle", showarrow: false, borderpad: 0, bgcolor: card, text, font: { size: 11, color } }))],
     };
   }
 
@@ -60,10 +61,11 @@ export function touchChances(series) {
     wanted = price;
     if (!stops.length) return;
     timer = setTimeout(async () => {
-      const { touch } = await get(ofSeries("touch", series, { price })).catch(() => ({ touch: [] }));
+      const [{ touch }, { above }] = await Promise.all(["touch", "above"].map((part) => get(ofSeries(part, series, { price })).catch(() => ({ touch: [], above: [] }))));
       if (wanted !== price || !touch.length) return; // the crosshair has moved on
-      const { probability, by } = touch.find((each) => Date.parse(each.by) === when) || touch.at(-1);
-      answer([`reached by ${byTime(by, issued)}: ${chance(probability)}`]);
+      const until = (chances) => chances.find((each) => Date.parse(each.by) === when) || chances.at(-1);
+      const words = [[touch, "reached by"], [above, "closes above at"]].filter(([chances]) => chances.length);
+      answer(words.map(([chances, what]) => `${what} ${byTime(until(chances).by, issued)}: ${chance(until(chances).probability)}`));
     }, SETTLE_MS);
   }
 
@@ -72,5 +74,5 @@ export function touchChances(series) {
     wanted = null;
   }
 
-  return { load, room, marks, told, ask, forget, trace: () => ({ x: stops.map((stop) => stop.by), y: stops.map((stop) => stop.price) }) };
+  return { load, found: () => ({ stops, note }), room, marks, told, ask, forget, trace: () => ({ x: stops.map((stop) => stop.by), y: stops.map((stop) => stop.price) }) };
 }

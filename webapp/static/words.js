@@ -65,8 +65,20 @@ export function byTime(by, issued) {
 
 // A chance in whole per cent, which is never said to be none or certain.
 export function chance(probability) {
-  const whole = Math.round(100 * probability);
+  return percentWords(Math.round(100 * probability));
+}
+
+function percentWords(whole) {
   return whole < 1 ? "under 1 %" : whole > 99 ? "over 99 %" : `${whole} %`;
+}
+
+// What comes first of a target and a stop, in whole per cent that add up to 100.
+export function firstWords({ target_first: target, stop_first: stop, neither, by }, issued) {
+  const exact = [target, stop, neither].map((share) => 100 * share), whole = exact.map(Math.floor);
+  const byRest = [0, 1, 2].sort((a, b) => exact[b] - whole[b] - (exact[a] - whole[a]));
+  for (const i of byRest.slice(0, Math.round(100 - whole[0] - whole[1] - whole[2]))) whole[i] += 1;
+  const [t, s, n] = whole.map(percentWords);
+  return { target: t, stop: s, sentence: `target first ${t}, stop first ${s}, neither ${n} by ${byTime(by, issued)}` };
 }
 
 // When a forecast was stored, which is not its origin: a replay's origin may be years ago.
