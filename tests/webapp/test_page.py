@@ -496,11 +496,11 @@ def test_the_page_asks_every_ten_seconds(open_page, filled):
 def test_the_theme_is_chosen_remembered_and_drawn(open_page, filled):
     page = open_series(open_page, filled, color_scheme="dark")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    paper = "document.getElementById('chart')._fullLayout.paper_bgcolor"
-    dark = page.evaluate(paper)
+    ink = "document.getElementById('chart')._fullLayout.font.color"
+    dark = page.evaluate(ink)
 
     page.get_by_label("Theme", exact=True).select_option("light")
-    until(page, f"{paper} !== {dark!r}")
+    until(page, f"{ink} !== {dark!r}")
     page.reload()
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
     assert page.get_by_label("Theme", exact=True).input_value() == "light"
