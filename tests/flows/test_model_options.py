@@ -392,6 +392,11 @@ def test_the_shell_completes_a_models_options_once_a_letter_is_typed(monkeypatch
     assert "--batch-size" not in every
 
 
+def test_the_shell_completes_questions_about_prices(monkeypatch, capsys):
+    assert completed(monkeypatch, capsys, "cpb forecast BTC 1h --stop") == ["--stop", "--stop-chance"]
+    assert completed(monkeypatch, capsys, "cpb forecast BTC 1h --ta") == ["--tail", "--target"]
+
+
 def test_two_commands_share_no_values():
     seen = []
     app = typer.Typer()
