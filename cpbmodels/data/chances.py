@@ -73,7 +73,9 @@ class Chances:
 
     def __init__(self, extremes: Extremes | None, close: np.ndarray, last_close: np.ndarray | float) -> None:
         self.extremes, self.last_close = extremes, np.asarray(last_close, dtype=np.float64)
-        self.moves = np.log(close / self.last_close[..., None, None])
+        # In memory a level after the other: `above` compares and counts along the forecasts, thrice as fast.
+        by_level = np.ascontiguousarray(np.moveaxis(np.log(close / self.last_close[..., None, None]), -1, 0))
+        self.moves = np.moveaxis(by_level, 0, -1)
         self.width = width(np.log(close))
 
     def touch(self, price: Numbers) -> np.ndarray:
@@ -157,10 +159,14 @@ class Chances:
         start, end = (np.take_along_axis(levels, left + more, axis=-1)[..., 0] for more in (0, 1))
         share = np.clip((move - start) / np.maximum(end - start, TINY), 0, 1)
         below = QUANTILES[left[..., 0]] + share * (QUANTILES[1] - QUANTILES[0])
-        middle = levels[..., 9]
-        low = _tail(middle - move, middle - levels[..., 1], middle - levels[..., 0])
-        high = _tail(move - middle, levels[..., -2] - middle, levels[..., -1] - middle)
-        return np.where(move < levels[..., 0], 1 - low, np.where(move > levels[..., -1], high, 1 - below))
+        chances = 1 - below
+        for sign, tenth, twentieth in ((-1, 1, 0), (1, -2, -1)):
+            beyond = sign * (move - levels[..., twentieth]) > 0
+            distances = sign * (levels[beyond] - levels[beyond, 9, None])
+            far = sign * (np.broadcast_to(move, shape)[beyond] - levels[beyond, 9])
+            tail = _tail(far, distances[:, tenth], distances[:, twentieth])
+            chances[beyond] = tail if sign > 0 else 1 - tail
+        return chances
 
     def stop(self, probability: float, side: str) -> np.ndarray:
         """The price [..., H] that is touched within each step with this chance; side: up or down.

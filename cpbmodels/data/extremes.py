@@ -90,7 +90,7 @@ class Extremes:
     @property
     def chances(self) -> np.ndarray:
         """Chances [L] of an extreme beyond the distances."""
-        return CHANCES_OF_BEFORE if self.first is None else CHANCES
+        return CHANCES if self.distance.shape[-1] == len(CHANCES) else CHANCES_OF_BEFORE
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The arrays by their names in a model's folder."""
@@ -157,36 +157,44 @@ class Extremes:
 
 def fit(extremes: np.ndarray, widths: np.ndarray) -> Extremes:
     """The table of running extremes [2, N, H] in windows whose forecasts had widths [N, H], N > 0."""
+    distance = levels(extremes, widths)
+    steps = range(widths.shape[1])
+    first = [shares(extremes[..., : step + 1], widths[:, step], distance[:, step]) for step in steps]
+    return Extremes(distance, np.stack(first, axis=1))
+
+
+def levels(extremes: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """`Extremes.distance` of running extremes [2, N, H] in windows whose forecasts had widths [N, H], N > 0."""
     ratios = np.clip(extremes / widths, 0, MAX_RATIO)
     # Rounded as it will be stored: a model forecasts alike before and after it is saved.
-    distance = np.moveaxis(np.quantile(ratios, 1 - CHANCES, axis=1), 0, -1).astype(np.float16)
-    return Extremes(distance, _first(extremes, widths, distance.astype(np.float64)))
+    return np.moveaxis(np.quantile(ratios, 1 - CHANCES, axis=1), 0, -1).astype(np.float16)
 
 
-def _first(extremes: np.ndarray, widths: np.ndarray, distance: np.ndarray) -> np.ndarray:
-    """`Extremes.first` of the windows: which of two prices at these distances was reached first."""
-    horizon, levels = distance.shape[1], distance.shape[2] + 1
-    shares = np.zeros((3, horizon, levels, levels), dtype=np.float16)
+def shares(extremes: np.ndarray, widths: np.ndarray, distance: np.ndarray) -> np.ndarray:
+    """`Extremes.first` [3, 19, 19] of the last step: which of two prices was reached first.
+
+    Args:
+        extremes: running, [2, N, h] from the first step to that one.
+        widths, distance: [N] of the forecasts at that step, and its levels [2, 18].
+    """
+    # Prices stand still while steps pass: a distance in widths of this step, for all steps until it.
+    nodes = np.concatenate([np.zeros((2, 1)), distance.astype(np.float64)], axis=-1)
+    prices = nodes[..., None] * widths
     # Windows last: sums and comparisons run along them, eight times as fast as across.
     extremes = np.ascontiguousarray(np.moveaxis(extremes, 1, -1))
-    nodes = np.concatenate([np.zeros((2, horizon, 1)), distance], axis=-1)
-    for step in range(horizon):
-        # Prices stand still while steps pass: a distance in widths of this step, for all steps until it.
-        prices = nodes[:, step, :, None] * widths[:, step]
-        # The candle, from 0, that reaches a price first; where none does, the number of candles.
-        reached_by = np.zeros(prices.shape, dtype=np.int16)
-        for candle in range(step + 1):
-            reached_by += extremes[:, candle, None] < prices
-        up, down = reached_by[0][:, None], reached_by[1]
-        by_up, by_down = ((candles <= step).sum(axis=-1) for candles in (up, down))
-        counts = (
-            ((up < down).sum(axis=-1, dtype=np.int32), by_up),
-            ((down < up).sum(axis=-1, dtype=np.int32), by_down),
-            (((up == down) & (up <= step)).sum(axis=-1, dtype=np.int32), by_up),
-        )
-        for kind, (count, of) in enumerate(counts):
-            shares[kind, step] = count / np.maximum(of, 1)
-    return shares
+    # The candle, from 0, that reaches a price first; where none does, the number of candles.
+    candles = extremes.shape[1]
+    reached_by = np.zeros(prices.shape, dtype=np.int16)
+    for candle in range(candles):
+        reached_by += extremes[:, candle, None] < prices
+    up, down = reached_by[0][:, None], reached_by[1]
+    by_up, by_down = ((found < candles).sum(axis=-1) for found in (up, down))
+    counts = (
+        ((up < down).sum(axis=-1, dtype=np.int32), by_up),
+        ((down < up).sum(axis=-1, dtype=np.int32), by_down),
+        (((up == down) & (up < candles)).sum(axis=-1, dtype=np.int32), by_up),
+    )
+    return np.stack([count / np.maximum(of, 1) for count, of in counts]).astype(np.float16)
 
 
 def _by_step(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:

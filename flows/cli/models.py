@@ -12,6 +12,7 @@ from flows.cli.ending import Answer, answered
 from flows.cli.options import cli_options
 from flows.console import Column, echo, finding, interval, print_table, quiet_libraries, show
 from schemas.board import BoardSpec
+from schemas.chances import SCORED
 from schemas.coins import check_known
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, DamagedError, UsageError, counted
 from schemas.identity import SIM, SPOT
@@ -32,7 +33,7 @@ BOARD = (
     Column("95 % interval", "interval", ">", stays=True),
     Column("verdict", "verdict", stays=True),
     Column("coins < 1", "better_share", ".0%"),
-    Column("touch", "touch_brier_ratio", ".4f"),
+    *(Column(name, f"{name}_brier_ratio", ".4f") for name in SCORED),
     Column("MAE ratio", "mae_ratio", ".4f"),
     Column("direction", "directional_accuracy", ".3f"),
     Column("80 % band", "coverage_80", ".3f"),

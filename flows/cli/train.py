@@ -13,6 +13,7 @@ from flows.cli.presets import listed, print_presets
 from flows.console import Column, echo, finding, interval, print_table, quiet_libraries
 from flows.progress import shown_progress
 from schemas.backtesting import BacktestSpec
+from schemas.chances import SCORED
 from schemas.errors import p_value
 from schemas.run import RunSpec, TrainSpec
 from schemas.tuning import TuneSpec
@@ -32,7 +33,7 @@ _COLUMNS = (
     Column("80 % band", "coverage_80", ".3f"),
     Column("90 % band", "coverage_90", ".3f"),
     Column("tails", "tail_pinball_ratio", ".4f"),
-    Column("touch", "touch_brier_ratio", ".4f"),
+    *(Column(name, f"{name}_brier_ratio", ".4f") for name in SCORED),
     Column("forecasts", "n", ","),
 )
 

@@ -23,6 +23,7 @@ from tasks.backtesting.lookahead import (
     chain,
     check_lookahead,
     first_cut,
+    firsts,
     model,
     stale_columns,
     stops,
@@ -137,7 +138,8 @@ def _check_models(spec: BacktestSpec, fold: FoldSeries, result: Audit, klines: p
     leaks = check_lookahead(chain(fold.id, fold.bounds, exact), klines, first, 4)
     if not leaks:  # models read the same columns: a leak in them would be reported twice
         readings = {f"model {name}": model(member) for name, member in trained.items()}
-        readings |= {f"stops of {name}": stops(member) for name, member in trained.items()}
+        for part, read in (("stops", stops), ("first touches", firsts)):
+            readings |= {f"{part} of {name}": read(member) for name, member in trained.items()}
         models = chain(fold.id, fold.bounds, readings)
         leaks = check_lookahead(models, klines, first, 4, FORECAST_TOLERANCE)
     _add_leaks(result, fold, leaks)

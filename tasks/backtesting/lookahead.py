@@ -20,7 +20,7 @@ from cpbmodels.fleet.extremes import with_extremes
 from cpbmodels.fleet.member import doubled
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
-from tasks.judging.baselines import Fit
+from tasks.judging.baselines import Fit, step_scale
 from tasks.judging.scores import Array, Rows
 from tasks.signals.feature_files import series_of
 
@@ -114,17 +114,31 @@ def model(member: cpbmodels.Member) -> Reading:
 
 def stops(member: cpbmodels.Member) -> Reading:
     """Return the moves touched with a chance of 5 %, by a table of extremes that is fitted on the series read."""
-    # The table counts and rounds: a difference in a forecast's last float32 digit could change a stop by .05 %.
-    member = doubled(member)
 
-    def moves(series: Series, rows: Rows) -> Array:
-        fitted = with_extremes(member, [series], "cpu")
-        (forecast,) = cpbmodels.predict([fitted], [series], [rows])
-        chances = Chances(forecast.extremes, np.exp(forecast.quantiles), np.ones(len(rows)))
+    def moves(chances: Chances, _: Array) -> Array:
         prices: Array = np.stack([chances.stop(0.05, side) for side in SIDES], axis=-1)
         return np.log(prices)
 
-    return forecasts(moves)
+    return _of_chances(member, moves)
+
+
+def firsts(member: cpbmodels.Member) -> Reading:
+    """Return the chances that a target two of the walk's scales above the close, or a stop one below, comes first."""
+    return _of_chances(member, lambda chances, unit: chances.first(np.exp(2 * unit), np.exp(-unit)))
+
+
+def _of_chances(member: cpbmodels.Member, read: Callable[[Chances, Array], Array]) -> Reading:
+    """Return what is read from chances by a table that is fitted on the series, and the walk's last scale [N]."""
+    # The table counts and rounds: a difference in a forecast's last float32 digit could change a stop by .05 %.
+    member = doubled(member)
+
+    def values(series: Series, rows: Rows) -> Array:
+        fitted = with_extremes(member, [series], "cpu")
+        (forecast,) = cpbmodels.predict([fitted], [series], [rows])
+        chances = Chances(forecast.extremes, np.exp(forecast.quantiles), np.ones(len(rows)))
+        return read(chances, step_scale(series, rows, member.horizon)[:, -1])
+
+    return forecasts(values)
 
 
 def training_inputs(member: cpbmodels.Member) -> Reading:

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import Any
 
+from schemas.chances import OUTCOMES, SCORED
 from schemas.failure import Failure
 from tasks.judging import inference, verdicts
+from tasks.judging.chance_scores import deciles
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, compare_pair, title_of
-from tasks.judging.touch_scores import STATED, deciles
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def as_json(result: Backtest, presets: Mapping[str, str]) -> dict[str, Any]:
         pooled[pool.architecture][pool.timeframe] = _short(pool.metrics) | {
             "coins": len(pool.symbols),
             "coins_below_one": pool.metrics["coins_below_one"],
-            "touch_deciles": deciles(pool.steps[STATED]).tolist() if STATED in pool.steps else None,
+            **_deciles(pool),
             "verdict": pool.verdict,
             "preset": presets.get(pool.architecture),
         }
@@ -93,6 +94,18 @@ def as_json(result: Backtest, presets: Mapping[str, str]) -> dict[str, Any]:
     }
     pairs = [asdict(pair) | {"verdict": pair.verdict} for pair in result.pairs]
     return {"pooled": dict(pooled), "members": members, "pairs": pairs}
+
+
+def _deciles(pool: PoolScore) -> dict[str, object]:
+    """Return `touch_deciles` and those of the other chances, of all steps together and of each; None without any."""
+    found: dict[str, object] = {}
+    for name in SCORED:
+        stated = pool.steps.get(f"{name}_stated")
+        found[f"{name}_deciles"] = None if stated is None else deciles(stated.sum(axis=0)).tolist()
+        found[f"{name}_deciles_by_step"] = (
+            None if stated is None else [deciles(step).tolist() for step in stated]
+        )
+    return found
 
 
 def _short(metrics: Mapping[str, float]) -> dict[str, object]:
@@ -110,9 +123,10 @@ def _short(metrics: Mapping[str, float]) -> dict[str, object]:
     )
     short: dict[str, object] = {name: metrics[f"test_{name}"] for name in names}
     short["interval"] = [metrics["test_crps_ratio_low"], metrics["test_crps_ratio_high"]]
-    if "test_touch_p" in metrics:
-        short |= {name: metrics[f"test_{name}"] for name in ("touch_brier", "touch_brier_ratio", "touch_p")}
-        short["touch_interval"] = [metrics[f"test_touch_brier_ratio_{end}"] for end in ("low", "high")]
+    chances = [f"{name}_{of}" for name in (*SCORED, OUTCOMES) for of in ("brier", "brier_ratio", "p")]
+    short |= {name: metrics[f"test_{name}"] for name in chances if f"test_{name}" in metrics}
+    for name in (name for name in SCORED if f"{name}_p" in short):
+        short[f"{name}_interval"] = [metrics[f"test_{name}_brier_ratio_{end}"] for end in ("low", "high")]
     if "test_p_holm" in metrics:
         short["p_holm"] = metrics["test_p_holm"]
     return short | {"n": int(metrics["test_n"])}

@@ -24,11 +24,11 @@ from tasks.backtesting.results import Backtest, all_pairs
 from tasks.backtesting.rows import write_rows
 from tasks.judging import scores
 from tasks.judging.baselines import ScaledTable, ewma_walk
+from tasks.judging.chance_scores import chance_scores
 from tasks.judging.judges import JudgeDied, Judges
 from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import apply_holm, judge_pools
 from tasks.judging.scores import MEDIAN, realised
-from tasks.judging.touch_scores import touch_scores
 from tasks.running.parallel import run_each
 from tasks.running.progress import report_progress
 from tasks.running.resident import Requests
@@ -172,9 +172,15 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
     reference_quantiles = np.concatenate(
         [fold.walk.quantiles(fold.tested.series, fold.forecasts.origins) for fold in folds]
     )
-    of_folds = [touch_scores(fold.tested.series, fold.forecasts, fold.walk) for fold in folds]
-    touch = {name: np.concatenate([scores[name] for scores in of_folds]) for name in of_folds[0]}
-    score = judge_member(folds[0].tested.series, joined, reference_quantiles, architecture=name, touch=touch)
+    of_folds = [chance_scores(fold.tested.series, fold.forecasts, fold.walk) for fold in folds]
+    known = [key for key in of_folds[0] if all(key in scores for scores in of_folds)]
+    score = judge_member(
+        folds[0].tested.series,
+        joined,
+        reference_quantiles,
+        architecture=name,
+        chances={key: np.concatenate([scores[key] for scores in of_folds]) for key in known},
+    )
     # Each fold's errors are scaled by its own training span, on which its reference is fitted too.
     mase = np.average(
         [fold.mase() for fold in folds], weights=[len(fold.forecasts.origins) for fold in folds]

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from schemas.chances import SCORED
 from tasks.figures.board import board_figure, coins_figure
 from tasks.figures.page import Column, Section, Table
 from tasks.figures.plot import RATIO_TITLE, Figure, figure, level, line, nothing, numbers
+from tasks.judging.chance_scores import deciles
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, leaderboard_rows, member_rows, title_of
 from tasks.judging.scores import LEVELS, Array
-from tasks.judging.touch_scores import STATED, deciles
 
 _NOTHING = "No model has been judged yet."
 
@@ -44,9 +45,10 @@ COLUMNS = {
     "coverage_80": Column("In 80 % band", "share within the 80 % band", ".1%"),
     "coverage_90": Column("In 90 % band", "share within the 90 % band", ".1%"),
     "tail_ratio": Column("Tail ratio", "pinball of the 5 % and 95 % quantiles / reference's", ".4f"),
-    "touch_ratio": Column(
-        "Touch ratio", "Brier score of the chance that a price is touched / reference's", ".4f"
-    ),
+    **{
+        f"{name}_ratio": Column(f"{name.capitalize()} ratio", f"Brier score of {what} / reference's", ".4f")
+        for name, what in SCORED.items()
+    },
     "n": Column("Forecasts", "forecasts judged", ","),
     "verdict": Column(
         "Verdict", "against the random walk with EWMA volatility; p is corrected over the coins"
@@ -142,19 +144,16 @@ def members_section(members: Sequence[MemberScore]) -> Section:
 def _figures(pools: list[PoolScore], members: list[MemberScore]) -> list[tuple[str, Figure]]:
     steps = {title_of(p.architecture): p.steps["crps_ratio"] for p in pools}
     curves = {title_of(p.architecture): (LEVELS, p.steps["reliability"]) for p in pools}
-    touched = {
-        title_of(p.architecture): tuple(deciles(p.steps[STATED]).T) for p in pools if STATED in p.steps
-    }
     figures = [
         ("Skill by step: below 1 is better than the reference", steps_figure(steps)),
         ("Reliability: on 0, bands cover what they state", reliability_figure(curves, "closes")),
-        ("CRPS ratio by coin and model", coins_figure(_coin_rows(pools, members))),
     ]
-    if touched:
-        drawn = reliability_figure(touched, "touched prices")
-        # After the reliability of closes, which has the same axes.
-        figures.insert(2, ("Reliability of the chance of a touch, in deciles", drawn))
-    return figures
+    for name, what in SCORED.items():
+        stated = {p.architecture: p.steps[key] for p in pools if (key := f"{name}_stated") in p.steps}
+        if stated:
+            groups = {title_of(of): tuple(deciles(counts.sum(axis=0)).T) for of, counts in stated.items()}
+            figures.append((f"Reliability of {what}, in deciles", reliability_figure(groups, what)))
+    return [*figures, ("CRPS ratio by coin and model", coins_figure(_coin_rows(pools, members)))]
 
 
 def _board_rows(pools: Sequence[PoolScore]) -> list[dict[str, Any]]:

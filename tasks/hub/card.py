@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cpbmodels.errors import ModelError
 from cpbmodels.files import read_regular
 from cpbmodels.hub import PUBLIC_HUB, hub_of_environment
+from schemas.chances import SCORED
 from schemas.identity import MARKET_FOLDERS, OWN, SIM, SPOT
 from tasks.figures.board import model_names
 from tasks.market.client import BINANCE, BINANCE_REST
@@ -55,10 +56,11 @@ CRPS as a ratio to that of a random walk with EWMA volatility, at every origin o
 seen: below 1 is better. In brackets the 95 % interval; *finding* is that of a test against the random walk, corrected
 for the number of models. *selected on this span*: the architecture was chosen by rows of its test span, so it does not
 count as a result; later rows do. *touch*: the same ratio of the Brier score of the chance that a price is reached
-within the forecast's candles (`forecast.touch(price)`). Times are UTC.
+within the forecast's candles (`forecast.touch(price)`). *first*: that a target is reached before a stop
+(`forecast.first(target, stop)`). *above*: that a close lies above a price (`forecast.above(price)`). Times are UTC.
 
-| coin | candles | architecture | CRPS ratio | finding | touch | tested on | trained on |
-|---|---|---|---|---|---|---|---|
+| coin | candles | architecture | CRPS ratio | finding | touch | first | above | tested on | trained on |
+|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
 [`results.json`](results.json) has a row for each of these models, with all scores, options, times and memory;
@@ -129,7 +131,9 @@ _TASK = "time-series-forecasting"
 _RESULTS = {
     "crps_ratio": "CRPS / random walk's",
     "mae_ratio": "MAE / random walk's",
-    "touch_brier_ratio": "Brier score of a touch / random walk's",
+    **{
+        f"{name}_brier_ratio": f"Brier score of {chances} / random walk's" for name, chances in SCORED.items()
+    },
 }
 """The scores in the metadata, which the Hub shows beside the card, and their names there."""
 
@@ -322,7 +326,7 @@ def _row(champion: Champion, name: str) -> list[str]:
         name,
         _ratio(champion, "crps"),
         finding + (", selected on this span" if champion.selected_on else ""),
-        _ratio(champion, "touch_brier"),
+        *(_ratio(champion, f"{name}_brier") for name in SCORED),
         *(" to ".join(end[:16].replace("T", " ") for end in span) or "–" for span in spans),
     ]
 

@@ -18,13 +18,13 @@ from schemas.failure import Failure
 from schemas.handover import JobMember, ShardJob, TrainedMember
 from schemas.ledger import BANDS, JudgedMetrics, Reference
 from tasks.judging.baselines import ScaledTable, fit_reference, reference_quantiles, step_scale
+from tasks.judging.chance_scores import chance_scores
 from tasks.judging.classes import judge_classes
 from tasks.judging.forecasts import forecasts
 from tasks.judging.member import judge_member
 from tasks.judging.pictures import forecast_png, loss_png
 from tasks.judging.score_files import known_score, score_file
 from tasks.judging.scores import coverage, pinball, realised
-from tasks.judging.touch_scores import touch_scores
 from tasks.running.resident import Requests
 from tasks.signals.feature_files import load_series
 from tasks.storage.model_folder import FORECAST_PICTURE, LOSS_PICTURE, REFERENCE, write_reference
@@ -71,7 +71,7 @@ def _judge(shard: Path, job: ShardJob, planned: JobMember, trained: TrainedMembe
             other,
             architecture=job.architecture,
             seed=planned.model.seed,
-            touch=touch_scores(series, test, walk),
+            chances=chance_scores(series, test, walk),
         )
         validation = forecasts(shard, planned, series, "validation")
         skill = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}

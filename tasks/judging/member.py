@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from cpbmodels.data.prediction import Prediction
 from cpbmodels.data.series import Series
+from schemas.chances import OUTCOMES, SCORED
 from schemas.errors import MemberError
 from tasks.judging import inference, scores, verdicts
 from tasks.judging.scores import BAND_LEVELS, MEDIAN, TAILS, Array, realised
-from tasks.judging.touch_scores import BRIER, STATED
 from tasks.storage.arrays import read_npz, write_npz
 
 log = logging.getLogger("cpb")
@@ -23,7 +23,7 @@ log = logging.getLogger("cpb")
 LOSSES = ("crps", "mae", "tail")
 """Losses stored per origin (mean over steps), of the model and of the reference; tail: 5 % and 95 % pinball."""
 
-P_OF = {"crps": "test_p", BRIER: "test_touch_p"}
+P_OF = {"crps": "test_p"} | {f"{name}_brier": f"test_{name}_p" for name in SCORED}
 """The losses with an interval and a test, and the name of its p."""
 
 
@@ -82,7 +82,7 @@ def judge_member(
     *,
     architecture: str,
     seed: int = 0,
-    touch: Mapping[str, Array] | None = None,
+    chances: Mapping[str, Array] | None = None,
 ) -> MemberScore:
     """Score a member's forecasts against the reference's on the same origins.
 
@@ -92,7 +92,7 @@ def judge_member(
         reference: quantiles [N, H, 19] of the reference at the same origins (`tasks.judging.baselines`).
         architecture: name of the model in reports.
         seed: seed of the bootstrap.
-        touch: `tasks.judging.touch_scores.touch_scores` of the same forecasts.
+        chances: `tasks.judging.chance_scores.chance_scores` of the same forecasts.
 
     Raises:
         MemberError: no origins (code `no-origin`), or forecasts that are not finite (code `non-finite`).
@@ -108,9 +108,9 @@ def judge_member(
     steps = _steps(quantiles, truth, model_losses, reference_losses)
     losses = {k: v.mean(axis=1) for k, v in model_losses.items()}
     losses |= {f"reference_{k}": v.mean(axis=1) for k, v in reference_losses.items()}
-    for name, values in (touch or {}).items():
+    for name, values in (chances or {}).items():
         steps[name] = values.mean(axis=0)
-        if name != STATED:
+        if name.endswith("_brier"):
             losses[name] = values.mean(axis=1)
     score = MemberScore(
         symbol=series.symbol,
@@ -124,12 +124,11 @@ def judge_member(
         step_us=step_us(series),
     )
     score.metrics.update(certainty(score, seed))
-    if BRIER in losses:
-        ratio = {
-            "test_touch_brier": float(losses[BRIER].mean()),
-            "test_touch_brier_ratio": _ratio(losses, BRIER),
-        }
-        score.metrics.update(ratio | certainty(score, seed, BRIER))
+    for name in (name for name in (f"{of}_brier" for of in (*SCORED, OUTCOMES)) if name in losses):
+        score.metrics[f"test_{name}"] = float(losses[name].mean())
+        score.metrics[f"test_{name}_ratio"] = _ratio(losses, name)
+        if name in P_OF:
+            score.metrics.update(certainty(score, seed, name))
     return score
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.chances import SCORED
 from tasks.judging import inference, verdicts
 from tasks.judging.member import LOSSES, P_OF, MemberScore
 from tasks.judging.scores import Array
@@ -26,7 +27,7 @@ _METRICS = {
     "coverage_80": "test_coverage_80",
     "coverage_90": "test_coverage_90",
     "tail_ratio": "test_tail_pinball_ratio",
-    "touch_ratio": "test_touch_brier_ratio",
+    **{f"{name}_ratio": f"test_{name}_brier_ratio" for name in SCORED},
 }
 
 
@@ -73,7 +74,8 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
     if len(members) > 1:
         for name in (name for name in P_OF if f"test_{name}_ratio" in names):
             metrics |= _certainty(members, seed, name)
-    steps = {k: np.mean([m.steps[k] for m in members], axis=0) for k in members[0].steps}
+    common = [k for k in members[0].steps if all(k in m.steps for m in members)]
+    steps = {k: np.mean([m.steps[k] for m in members], axis=0) for k in common}
     for name in (n for n in LOSSES if n in members[0].steps):  # ratios per step, equal weight per coin
         # A step without loss of the reference (a price that never moved) must not divide by 0.
         ratios = [m.steps[name] / np.maximum(m.steps[f"reference_{name}"], 1e-300) for m in members]

@@ -8,6 +8,7 @@ from typing import Any
 
 import cpbmodels
 from cpbmodels.fleet.config import CONFIG
+from schemas.chances import OUTCOMES
 from schemas.failure import Failure, reasons
 from schemas.fleets import base_of
 from schemas.handover import FleetJudgement, FleetPlan, Judgement, ShardJob, ShardResult, TrainedMember
@@ -226,12 +227,13 @@ def _pooled(pools: list[PoolScore]) -> dict[str, float]:
     for pool in pools:
         m, t = pool.metrics, pool.timeframe
         for name, p in P_OF.items():
-            if p in m:  # a model without a table of extremes states no chance of a touch
+            if p in m:  # a model without a table of extremes states no chances of highs and lows
                 values[f"pooled_{p.removeprefix('test_')}_{t}"] = m[p]
                 for end in ("", "_low", "_high"):
                     values[f"pooled_{name}_ratio_{t}{end}"] = m[f"test_{name}_ratio{end}"]
         values[SKILL.format(t)] = _skill(pool)
-        for name in ("mae_ratio", "directional_accuracy", "coverage_80", "coverage_90", "tail_pinball_ratio"):
+        means = ("mae_ratio", "directional_accuracy", "coverage_80", "coverage_90", "tail_pinball_ratio")
+        for name in (*means, f"{OUTCOMES}_brier_ratio"):
             if f"test_{name}" in m:  # classifiers have no intervals and no tails
                 values[f"pooled_{name}_{t}"] = m[f"test_{name}"]
     return values

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
+from schemas.chances import OUTCOMES, SCORED
 from schemas.coins import coins_label
 from schemas.errors import CpbError
 from schemas.identity import MARKETS, SIM, SPOT, market_option
 from tasks.judging.verdicts import relation
 from tasks.tracking.calls import NEWEST_FIRST, find_run, search
 from tasks.tracking.experiment import Store
-from tasks.tracking.metrics import RATIO
+from tasks.tracking.metrics import BRIER_RATIO, RATIO
 from tasks.tracking.store import read_store
 from tasks.tracking.tags import (
     AS_OF,
@@ -62,9 +63,12 @@ COLUMNS = {
     "verdict": "better, no different or worse than the random walk with EWMA volatility",
     "better_share": "share of coins with a ratio below 1",
     "mae_ratio": "absolute error of the median / random walk's",
-    "touch_brier_ratio": "Brier score of the chance that a price is touched / random walk's; below 1 is better",
-    "touch_brier_ratio_low": "lower end of its 95 % interval",
-    "touch_brier_ratio_high": "upper end of its 95 % interval",
+    **{
+        f"{name}_brier_ratio{end}": text.format(chances)
+        for name, chances in SCORED.items()
+        for end, text in BRIER_RATIO.items()
+    },
+    f"{OUTCOMES}_brier_ratio": BRIER_RATIO[""].format("target first, stop first and neither"),
     "directional_accuracy": "share of correct directions; 0.5 is chance",
     "coverage_80": "share of closes inside the 80 % interval",
     "coverage_90": "share of closes inside the 90 % interval",
@@ -79,7 +83,14 @@ COLUMNS = {
 }
 """The columns of a row and their meaning."""
 
-_TEST = ("crps_ratio", "touch_brier_ratio", "mae_ratio", "directional_accuracy", "coverage_80", "coverage_90")
+_TEST = (
+    "crps_ratio",
+    *(f"{name}_brier_ratio" for name in (*SCORED, OUTCOMES)),
+    "mae_ratio",
+    "directional_accuracy",
+    "coverage_80",
+    "coverage_90",
+)
 _MEANS = {name: f"test_{name}" for name in _TEST} | {n: n for n in ("windows_per_s", "train_seconds")}
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
 _POOLED = {
@@ -87,8 +98,11 @@ _POOLED = {
     "crps_ratio_low": "pooled_crps_ratio_{}_low",
     "crps_ratio_high": "pooled_crps_ratio_{}_high",
     "p_value": "pooled_p_{}",
-    "touch_brier_ratio_low": "pooled_touch_brier_ratio_{}_low",
-    "touch_brier_ratio_high": "pooled_touch_brier_ratio_{}_high",
+    **{
+        f"{name}_brier_ratio_{end}": f"pooled_{name}_brier_ratio_{{}}_{end}"
+        for name in SCORED
+        for end in ("low", "high")
+    },
 }
 """Metrics of a fleet's run over all its coins, by timeframe."""
 _RUN = ("market", "timeframe", "architecture", "preset", "as_of", "started_at", "flow_run", "run_id")

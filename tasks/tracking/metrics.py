@@ -7,10 +7,30 @@ ranked probability score, `rps`, in place of the `crps` of each name: the two ca
 from collections.abc import Mapping
 from typing import Any
 
+from schemas.chances import OUTCOMES, SCORED
+
 RATIO = "test_crps_ratio"
 """Metric of a member's run: its CRPS against the random walk's."""
 SKILL, CLASSIFIER_SKILL = "crps_skill_percent_{}", "rps_skill_percent_{}"
 """Metric of the runs of fleets and flows, by timeframe: the views of MLflow's interface are sorted by it."""
+
+
+BRIER_RATIO = {
+    "": "Brier score of {} / random walk's: below 1 is better",
+    "_low": "lower end of its 95 % interval",
+    "_high": "upper end of its 95 % interval",
+}
+"""What is told of the score of a kind of chances, by the end of its name."""
+
+
+def _of_chances(ratio: str, p: str) -> dict[str, str]:
+    """Return the metrics of all kinds of chances with their meaning; {} in a name stands for the kind."""
+    found: dict[str, str] = {}
+    for name, chances in SCORED.items():
+        found |= {f"{ratio.format(name)}{end}": text.format(chances) for end, text in BRIER_RATIO.items()}
+        found[p.format(name)] = "two-sided p of that ratio being 1"
+    return found | {ratio.format(OUTCOMES): BRIER_RATIO[""].format("target first, stop first and neither")}
+
 
 OF_FLOWS = {
     SKILL.format(
@@ -28,10 +48,7 @@ OF_FLEETS = {
     "pooled_crps_ratio_{timeframe}_low": "lower end of its 95 % interval",
     "pooled_crps_ratio_{timeframe}_high": "upper end of its 95 % interval",
     "pooled_p_{timeframe}": "two-sided p of that ratio being 1",
-    "pooled_touch_brier_ratio_{timeframe}": "Brier score of the chances of a touch / random walk's",
-    "pooled_touch_brier_ratio_{timeframe}_low": "lower end of its 95 % interval",
-    "pooled_touch_brier_ratio_{timeframe}_high": "upper end of its 95 % interval",
-    "pooled_touch_p_{timeframe}": "two-sided p of that ratio being 1",
+    **_of_chances("pooled_{}_brier_ratio_{{timeframe}}", "pooled_{}_p_{{timeframe}}"),
     "pooled_mae_ratio_{timeframe}": "absolute error of the median / random walk's",
     "pooled_directional_accuracy_{timeframe}": "share of correct directions",
     "pooled_coverage_80_{timeframe}": "share of closes inside the 80 % interval",
@@ -71,10 +88,7 @@ OF_MEMBERS = {
     "test_directional_accuracy": "share of correct directions; 0.5 is chance",
     "test_coverage_80": "share of closes inside the 80 % interval",
     "test_coverage_90": "share of closes inside the 90 % interval",
-    "test_touch_brier_ratio": "Brier score of the chances of a touch / random walk's",
-    "test_touch_brier_ratio_low": "lower end of its 95 % interval",
-    "test_touch_brier_ratio_high": "upper end of its 95 % interval",
-    "test_touch_p": "two-sided p of that ratio being 1",
+    **_of_chances("test_{}_brier_ratio", "test_{}_p"),
     "validation_crps_ratio": "CRPS / random walk's on the validation span: the gate ranks recipes by it",
     "epochs_run": "epochs until it stopped",
     "windows_per_s": "windows a second in training",

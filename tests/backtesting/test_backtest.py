@@ -13,17 +13,19 @@ import polars as pl
 import pytest
 
 from cpbmodels.data.prediction import Prediction
+from schemas.chances import SCORED
 from schemas.failure import Failure
 from schemas.identity import ModelId
 from tasks.backtesting import report, rolling, rows
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.methods import Baseline, robust_har
-from tasks.backtesting.results import as_json
+from tasks.backtesting.results import Backtest, as_json
 from tasks.backtesting.rolling import TOO_SHORT, judge_methods
 from tasks.figures.judged import COLUMNS
 from tasks.judging import baselines, pool
 from tasks.judging.judges import JudgeDied, Judges
 from tasks.running.cores import Cores
+from tests.tools.known_chances import forecasts, judged, market
 from tests.tools.known_markets import A, B, H
 
 REFERENCE = Baseline("reference", baselines.ewma_walk)
@@ -263,6 +265,45 @@ def test_json_has_the_documented_keys(result):
     assert low < pooled["crps_ratio"] < high
 
 
+@pytest.fixture
+def chances():
+    """Two coins whose forecasts have a table of extremes."""
+    coins = [market(symbol=f"{name}USDT", seed=seed) for seed, name in enumerate("AB")]
+    members = [judged(coin, forecasts(coin, spread=1.5), "har") for coin in coins]
+    return Backtest(members=members, pools=pool.judge_pools(members))
+
+
+def test_json_has_what_came_of_stated_chances(chances, result):
+    answer = as_json(chances, {})
+    pooled, member = answer["pooled"]["har"]["1h"], answer["members"]["har/AUSDT/1h"]
+    for row in (pooled, member):
+        for name in SCORED:
+            low, high = row[f"{name}_interval"]
+            assert low < row[f"{name}_brier_ratio"] < high
+            assert 0 <= row[f"{name}_p"] <= 1
+        assert row["first_outcomes_brier_ratio"] > 1
+    for name, steps in (("touch", H), ("first", 1), ("above", H)):
+        by_step = pooled[f"{name}_deciles_by_step"]
+        assert [0 < len(of_step) <= 10 for of_step in by_step] == [True] * steps
+        assert 8 <= len(pooled[f"{name}_deciles"]) <= 10
+        # Forecasts of half the width again state too much at every step.
+        if name == "touch":
+            assert all(chance > came for of_step in by_step for chance, came in of_step)
+    # A baseline has no table of extremes.
+    of_baseline = as_json(result, {})["pooled"]["har"]["1h"]
+    assert of_baseline["touch_deciles"] is of_baseline["first_deciles_by_step"] is None
+    assert len(of_baseline["above_deciles_by_step"]) == H
+
+
+def test_the_report_has_the_chances_in_deciles(chances, tmp_path):
+    report.write_report(tmp_path / "r.html", "A", chances)
+    text = (tmp_path / "r.html").read_text()
+    for what in SCORED.values():
+        assert f"Reliability of {what}, in deciles" in text
+    for name in SCORED:
+        assert COLUMNS[f"{name}_ratio"].title in text
+
+
 def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     fold = replace(loaded[2], fold=2)
     series = fold.series
@@ -288,10 +329,10 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     assert pl.read_parquet(path).equals(frame)
 
 
-def test_the_report_names_verdicts_and_draws_three_figures_a_timeframe(result, tmp_path):
+def test_the_report_names_verdicts_and_draws_four_figures_a_timeframe(result, tmp_path):
     report.write_report(tmp_path / "r.html", "A <title>", result, notes=["A & B"])
     text = (tmp_path / "r.html").read_text()
-    assert text.count("<figcaption>") == 4  # the board and three of the timeframe
+    assert text.count("<figcaption>") == 5  # the board and four of the timeframe
     assert "A &lt;title&gt;" in text
     assert "A &amp; B" in text
     assert "har 1h is better than the random walk" in text
@@ -306,5 +347,5 @@ def test_every_column_of_the_tables_has_a_title(result):
 def test_the_table_is_ordered(result):
     board = pool.leaderboard_rows(result.pools)
     assert [r["architecture"] for r in board] == ["har", "reference"]
-    assert set(COLUMNS) - {"symbol", "verdict", "touch_ratio"} == set(board[0])
+    assert set(COLUMNS) - {"symbol", "verdict", "touch_ratio", "first_ratio"} == set(board[0])
     assert len(pool.member_rows(result.members)) == 4

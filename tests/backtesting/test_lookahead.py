@@ -15,6 +15,7 @@ from tasks.backtesting.lookahead import (
     chain,
     check_lookahead,
     first_cut,
+    firsts,
     model,
     stale_columns,
     stops,
@@ -126,7 +127,7 @@ def test_a_table_of_extremes_is_causal_and_one_that_knows_the_test_span_is_named
     (member,) = cpbmodels.train_fleet(
         [series], "robust-har", "smoke", seeds=[1], device="cpu", dtype="float64"
     )
-    readings = chain(A, bounds, {"stops": stops(member)})
+    readings = chain(A, bounds, {"stops": stops(member), "firsts": firsts(member)})
     assert check_lookahead(readings, klines, first_cut(series), 2, FORECAST_TOLERANCE) == {}
 
     def knowing(member, learned, device):
@@ -138,9 +139,19 @@ def test_a_table_of_extremes_is_causal_and_one_that_knows_the_test_span_is_named
         times = np.float16(1.001 if len(learned[0]) == len(series) else 1)
         return replace(fitted, extremes=replace(fitted.extremes, distance=fitted.extremes.distance * times))
 
-    for leaky in (knowing, knowing_a_thousandth):
+    def knowing_what_comes_first(member, learned, device):
+        fitted = with_extremes(member, learned, device)
+        times = np.float16(0.999 if len(learned[0]) == len(series) else 1)
+        return replace(fitted, extremes=replace(fitted.extremes, first=fitted.extremes.first * times))
+
+    both = {"stops", "firsts"}
+    for leaky, named in (
+        (knowing, both),
+        (knowing_a_thousandth, both),
+        (knowing_what_comes_first, {"firsts"}),
+    ):
         monkeypatch.setattr("tasks.backtesting.lookahead.with_extremes", leaky)
-        assert check_lookahead(readings, klines, first_cut(series), 2, FORECAST_TOLERANCE).keys() == {"stops"}
+        assert check_lookahead(readings, klines, first_cut(series), 2, FORECAST_TOLERANCE).keys() == named
 
 
 def test_candles_in_another_order_teach_a_model_of_returns_nothing():

@@ -72,7 +72,10 @@ def test_the_card_tells_two_presets_of_an_architecture_apart(tmp_path):
     assert "| ETHUSDT | 1h | har |" in model_card([other], "alice/cpb", WHEEL)
 
 
-RATIOS = {"test_mae_ratio": 0.9999999, "test_touch_brier_ratio": 0.95, "test_mase": 2.5}
+RATIOS = {"test_mae_ratio": 0.9999999, "test_touch_brier_ratio": 0.95, "test_mase": 2.5} | {
+    "test_first_brier_ratio": 0.97,
+    "test_above_brier_ratio": 0.98,
+}
 
 
 def test_the_metadata_hold_each_champions_scores_as_the_hub_reads_them(tmp_path):
@@ -94,6 +97,8 @@ def test_the_metadata_hold_each_champions_scores_as_the_hub_reads_them(tmp_path)
         ("BTCUSDT 1h", "BTCUSDT-1h", "crps_ratio", 0.9731),
         ("BTCUSDT 1h", "BTCUSDT-1h", "mae_ratio", 1.0),
         ("BTCUSDT 1h", "BTCUSDT-1h", "touch_brier_ratio", 0.95),
+        ("BTCUSDT 1h", "BTCUSDT-1h", "first_brier_ratio", 0.97),
+        ("BTCUSDT 1h", "BTCUSDT-1h", "above_brier_ratio", 0.98),
         ("ETHUSDT 15m", "ETHUSDT-15m", "mae_ratio", 1.01),
     ]
     assert {(r.task_type, r.dataset_type, r.dataset_split) for r in data.eval_results} == {

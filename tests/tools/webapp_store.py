@@ -154,6 +154,8 @@ def _record(architecture, series, ratio, folder):
         "test_coverage_80": 0.797,
         "test_crps_ratio_low": ratio - 0.01,
         "test_crps_ratio_high": ratio + 0.01,
+        "test_touch_brier_ratio": ratio - 0.02,
+        "test_first_brier_ratio": ratio - 0.01,
     }
     model = ModelId(architecture, "smoke", series, 1)
     return MemberRecord(

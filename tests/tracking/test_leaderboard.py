@@ -1,5 +1,6 @@
 import pytest
 
+from schemas.chances import OUTCOMES, SCORED
 from schemas.errors import CpbError
 from tasks.tracking.leaderboard import COLUMNS, read_board
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
@@ -81,6 +82,42 @@ def test_an_interval_is_shown_only_where_its_fleet_is_whole(store):
     ]
     (part,) = read_board(symbols=["BTCUSDT"])
     assert (part["coins"], part["crps_ratio_low"]) == ("BTC", 0.8)
+
+
+def test_the_scores_of_chances_are_means_over_coins_with_the_fleets_interval(store):
+    parent = start_parent("flow", {})
+    fleet = start_fleet(parent.run_id, "har", "flow/har")
+    scores = {"touch": 0.95, "first": 0.97, OUTCOMES: 0.96, "above": 0.98}
+    log_members(
+        fleet.run_id,
+        [
+            member(
+                key=f"flow/{symbol}",
+                symbol=symbol,
+                architecture="har",
+                metrics={"test_crps_ratio": 0.9}
+                | {f"test_{name}_brier_ratio": ratio + more for name, ratio in scores.items()},
+            )
+            for symbol, more in (("BTCUSDT", -0.01), ("ETHUSDT", 0.01))
+        ],
+    )
+    log_metrics(
+        fleet.run_id,
+        {
+            f"pooled_{name}_brier_ratio_1h_{end}": scores[name] + more
+            for name in SCORED
+            for end, more in (("low", -0.02), ("high", 0.02))
+        },
+    )
+    finish(parent.run_id)
+    (row,) = read_board()
+    for name, ratio in scores.items():
+        assert row[f"{name}_brier_ratio"] == pytest.approx(ratio)
+    for name in SCORED:
+        ends = [row[f"{name}_brier_ratio_{end}"] for end in ("low", "high")]
+        assert ends == pytest.approx([scores[name] - 0.02, scores[name] + 0.02])
+    (part,) = read_board(symbols=["ETHUSDT"])
+    assert (part["first_brier_ratio"], part["first_brier_ratio_low"]) == (pytest.approx(0.98), None)
 
 
 def mostly_failed(key, ratios):

@@ -115,19 +115,19 @@ def test_a_kill_while_a_member_is_judged_again_costs_no_training(stored):
 
 def test_of_two_runs_that_judge_a_member_at_once_the_first_can_read_its_scores(stored, monkeypatch):
     """They may run the same command: the slower one is done with its figures when the first has stored its own."""
-    member, fleet, compare = member_of(stored), fleet_of(stored), judge.touch_scores
+    member, fleet, compare = member_of(stored), fleet_of(stored), judge.chance_scores
     (score,) = member.glob("score-*.npz")
     with resealing(member, score.name):
         score.unlink()
     seen = []
 
     def while_the_other_run_judges(*how, **more):
-        monkeypatch.setattr(judge, "touch_scores", compare)
+        monkeypatch.setattr(judge, "chance_scores", compare)
         assert judge.judge_members(fleet, [SERIES.name]) == []
         monkeypatch.setattr(judge, "loss_png", lambda *_: seen.append(known_score(member)))
         return compare(*how, **more)
 
-    monkeypatch.setattr(judge, "touch_scores", while_the_other_run_judges)
+    monkeypatch.setattr(judge, "chance_scores", while_the_other_run_judges)
     assert judge.judge_members(fleet, [SERIES.name]) == []
     assert None not in seen
     assert known_score(member)

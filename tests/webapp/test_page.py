@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.chances import SCORED
 from tasks.forecasting.chain import append
 from tests.tools.browser import needs_browser
 from tests.tools.page_browser import WAIT_S, expect, until
@@ -316,6 +317,22 @@ def test_the_leaderboard_is_sorted_by_any_column_and_filtered(open_page, mixed):
     assert page.locator(":focus").get_attribute("data-key") == "ratio"
     page.get_by_label("Candles", exact=True).select_option("1h")
     assert set(page.locator("#leaderboard tbody td:nth-child(2)").all_inner_texts()) == {"1h"}
+
+
+def test_the_board_has_the_scores_of_chances(open_page, mixed):
+    page = open_page(mixed, "/#/models")
+    page.wait_for_selector("#leaderboard tbody tr")
+    for name, what in SCORED.items():
+        assert what in page.locator("#leaderboard th", has=page.locator(f"[data-key={name}]")).get_attribute(
+            "title"
+        )
+    row = page.locator("#leaderboard tbody tr").filter(has_text="har").first
+    shown = [row.locator(f"[data-label={name}]").inner_text() for name in SCORED]
+    assert shown == ["0.9610", "0.9710", "–"]
+    page.get_by_label("Candles", exact=True).select_option("1h")
+    first = page.locator("#compare tbody tr").filter(has_text="first ratio").locator("td")
+    expect(first).to_have_text(["✓ 0.9710", "1.0030"])
+    expect(page.locator("#compare tbody")).not_to_contain_text("above ratio")
 
 
 def test_two_models_stand_side_by_side_on_a_coin(open_page, mixed):

@@ -5,12 +5,13 @@ import { card, downloads, h, select } from "/static/dom.js";
 import { asOf, dayAndTime, known, percent } from "/static/format.js";
 import { figure, theme } from "/static/plot.js";
 import { table } from "/static/table.js";
-import { versionOf } from "/static/words.js";
+import { CHANCES, versionOf } from "/static/words.js";
 
 // What is better: a lower figure, a higher one, or the one nearer to what it promises.
 const ratio = (v) => v.toFixed(4), share = (v) => percent(v, 1);
 const FIGURES = [
   ["test_crps_ratio", "CRPS ratio", (v) => v, ratio], ["test_mae_ratio", "MAE ratio", (v) => v, ratio], ["test_directional_accuracy", "direction", (v) => -v, share],
+  ...Object.keys(CHANCES).map((name) => [`test_${name}_brier_ratio`, `${name} ratio`, (v) => v, ratio]),
   ...[50, 80, 90].map((band) => [`test_coverage_${band}`, `inside ${band} %`, (v) => Math.abs(v - band / 100), share]),
 ];
 

@@ -6,7 +6,7 @@ import { asOf, dayAndTime, interval, known, number, percent, seconds } from "/st
 import { figure, free, theme } from "/static/plot.js";
 import { sideBySide } from "/static/compare.js";
 import { table, turned } from "/static/table.js";
-import { atWork, MARKETS, RATIO, SIMULATED, simulatedChip, verdictChip } from "/static/words.js";
+import { atWork, CHANCES, MARKETS, RATIO, SIMULATED, simulatedChip, verdictChip } from "/static/words.js";
 
 export async function open(root, { options }, remember) {
   const asked = { market: "", timeframe: "", sort: "", down: "", ...options };
@@ -113,6 +113,7 @@ const COLUMNS = [
   { key: "interval", label: "95 % interval", value: (r) => r.crps_ratio_high, cell: (r) => interval(r.crps_ratio_low, r.crps_ratio_high, 4) },
   { key: "verdict", label: "verdict", text: true, value: (r) => r.verdict, cell: (r) => verdictChip(r.verdict) },
   { key: "coins", label: "share < 1", title: "share of coins with a ratio below 1", value: (r) => r.better_share, cell: (r) => percent(r.better_share) },
+  ...Object.entries(CHANCES).map(([name, of]) => ({ key: name, label: name, title: `Brier score of ${of} over the random walk's`, value: (r) => r[`${name}_brier_ratio`], cell: (r) => number(r[`${name}_brier_ratio`], 4) })),
   { key: "mae", label: "MAE ratio", title: "absolute error of the median over the random walk's", value: (r) => r.mae_ratio, cell: (r) => number(r.mae_ratio, 4) },
   { key: "direction", label: "direction", title: "share of moves whose sign the median had; 50 % is a coin", value: (r) => r.directional_accuracy, cell: (r) => percent(r.directional_accuracy, 1) },
   { key: "inside", label: "in 80 %", title: "share of closes inside the 80 % range", value: (r) => r.coverage_80, cell: (r) => percent(r.coverage_80, 1) },

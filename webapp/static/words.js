@@ -7,6 +7,9 @@ export const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin fut
 export const SIMULATED = "cpb's simulator generated these prices; what a model learns from them has no value on a real market.";
 export const RATIO = "CRPS ratio to the random walk with EWMA volatility: below 1 is better";
 
+// The chances that are scored, by the names that columns and metrics have for them.
+export const CHANCES = { touch: "the chances of a touch", first: "the chances of a target before a stop", above: "the chances of a close above a price" };
+
 const RELATIONS = [["better than", "better"], ["worse than", "worse"], ["no different", "no different"], ["better", "better"], ["worse", "worse"]];
 
 // "better", "worse" or "no different" of a verdict's sentence; "untested" where there is none.
