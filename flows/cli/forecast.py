@@ -38,7 +38,8 @@ _FIRST = (
     Column("stop first", "stop_first", ">.1%", stays=True),
     Column("neither", "neither", ">.1%", stays=True),
 )
-_ARROWS = {"up": "↑", "down": "↓"}
+_ARROWS = {"up": "↑ ", "down": "↓ ", None: ""}
+"""Of a price that a high or a low reaches; of others none."""
 _STOPS = (
     Column("chance", "chance", ">", stays=True),
     Column("↓ price", "down", ">", stays=True),
@@ -83,30 +84,19 @@ def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
             show(result[name])
 
 
-def _print_touch(touch: Sequence[dict[str, Any]]) -> None:
-    """Print a row for each price, with the chance that a high (↑) or a low (↓) reaches it within so many candles."""
-    title = f"Reached within so many candles, the last of them until {_time(touch[-1]['by'])} UTC"
-    _print_by_step(title, touch, lambda entry: f"{_ARROWS[entry['side']]} {grouped(entry['price'])}")
-
-
-def _print_above(above: Sequence[dict[str, Any]]) -> None:
-    """Print a row for each price, with the chance that each candle closes above it."""
-    title = f"The close lies above the price after so many candles, the last at {_time(above[-1]['by'])} UTC"
-    _print_by_step(title, above, lambda entry: grouped(entry["price"]))
-
-
-def _print_by_step(
-    title: str, answers: Sequence[dict[str, Any]], label: Callable[[dict[str, Any]], str]
-) -> None:
+def _print_by_step(title: str, answers: Sequence[dict[str, Any]]) -> None:
+    """Print a row for each price, with a chance for each step; the title has a place for the last step's time."""
     # The entries of a price are consecutive, one a candle: their number is the horizon.
     horizon = len({entry["by"] for entry in answers})
     lines = []
     for first in range(0, len(answers), horizon):
         entries = answers[first : first + horizon]
         chances = {str(step): f"{entry['probability']:.1%}" for step, entry in enumerate(entries, 1)}
-        lines.append({"price": label(entries[0]), **chances})
+        about = entries[0]
+        lines.append({"price": f"{_ARROWS[about.get('side')]}{grouped(about['price'])}", **chances})
     steps = [Column(str(s), str(s), ">", stays=s in (1, 5, horizon)) for s in range(1, horizon + 1)]
-    print_table(title, (Column("price", "price", ">", stays=True), *steps), lines)
+    price_column = Column("price", "price", ">", stays=True)
+    print_table(title.format(_time(answers[-1]["by"])), (price_column, *steps), lines)
 
 
 def _print_first(first: Sequence[dict[str, Any]]) -> None:
@@ -129,7 +119,14 @@ def _print_stops(stops: Sequence[dict[str, Any]]) -> None:
     print_table(f"Reached with this chance until {_time(stops[-1]['by'])} UTC", _STOPS, list(lines.values()))
 
 
-_ANSWERS = {"touch": _print_touch, "first": _print_first, "above": _print_above, "stops": _print_stops}
+_ANSWERS: dict[str, Callable[[Sequence[dict[str, Any]]], None]] = {
+    "touch": partial(_print_by_step, "Reached within so many candles, the last of them until {} UTC"),
+    "first": _print_first,
+    "above": partial(
+        _print_by_step, "The close lies above the price after so many candles, the last at {} UTC"
+    ),
+    "stops": _print_stops,
+}
 
 
 def _about(row: dict[str, Any], model: dict[str, Any], now: datetime) -> list[str]:

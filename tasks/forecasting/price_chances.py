@@ -1,12 +1,12 @@
 """What the newest stored forecast of a series says of prices, by the table of the model that made it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from cpbmodels.data.chances import Chances
@@ -34,15 +34,13 @@ class PriceChances:
 
     def touch(self, prices: Sequence[float]) -> list[dict[str, Any]]:
         """Return `price`, `side`, `probability` and `by` of each price and step: the chance that it is touched."""
-        with _errors_of(self.series):
-            chances, last_close = self.chances.touch(prices).tolist(), float(self.chances.last_close)
-        sides = [SIDES[int(price < last_close)] for price in prices]
-        times = self._times()
-        return [
-            {"price": price, "side": side, "probability": chance, "by": by}
-            for price, side, of_price in zip(prices, sides, chances, strict=True)
-            for chance, by in zip(of_price, times, strict=True)
-        ]
+        last_close = float(self.chances.last_close)
+        asked = [{"price": price, "side": SIDES[price < last_close]} for price in prices]
+        return self._by_step(asked, self.chances.touch)
+
+    def above(self, prices: Sequence[float]) -> list[dict[str, Any]]:
+        """Return `price`, `probability` and `by` of each price and step: the chance of a close above it."""
+        return self._by_step([{"price": price} for price in prices], self.chances.above)
 
     def first(self, target: float, stop: float) -> list[dict[str, Any]]:
         """Return `target_first`, `stop_first`, `neither` and `by` of each step, with `target`, `stop` and `side`."""
@@ -51,38 +49,31 @@ class PriceChances:
         asked = {"target": target, "stop": stop, "side": "long" if target > stop else "short"}
         return [
             asked | {"target_first": won, "stop_first": lost, "neither": max(1 - won - lost, 0.0), "by": by}
-            for (won, lost), by in zip(chances, self._times(), strict=True)
-        ]
-
-    def above(self, prices: Sequence[float]) -> list[dict[str, Any]]:
-        """Return `price`, `probability` and `by` of each price and step: the chance of a close above it."""
-        with _errors_of(self.series):
-            chances = self.chances.above(prices).tolist()
-        times = self._times()
-        return [
-            {"price": price, "probability": chance, "by": by}
-            for price, of_price in zip(prices, chances, strict=True)
-            for chance, by in zip(of_price, times, strict=True)
+            for (won, lost), by in zip(chances, self.rows["target_time"], strict=True)
         ]
 
     def stops(self, chances: Sequence[float]) -> list[dict[str, Any]]:
         """Return `probability`, `side`, `price` and `by`: the prices touched by the last step with some chances."""
-        by = self._times()[-1]
+        by = self.rows["target_time"][-1]
         with _errors_of(self.series):
             return [
-                {
-                    "probability": chance,
-                    "side": side,
-                    "price": float(self.chances.stop(chance, side)[-1]),
-                    "by": by,
-                }
-                for chance in chances
+                {"probability": c, "side": side, "price": float(self.chances.stop(c, side)[-1]), "by": by}
+                for c in chances
                 for side in SIDES
             ]
 
-    def _times(self) -> list[datetime]:
-        times: list[datetime] = self.rows["target_time"].to_list()
-        return times
+    def _by_step(
+        self, asked: Sequence[dict[str, Any]], chance: Callable[[Sequence[float]], np.ndarray]
+    ) -> list[dict[str, Any]]:
+        """Return what is asked about each `price`, for each step with its chance."""
+        with _errors_of(self.series):
+            chances = chance([about["price"] for about in asked]).tolist()
+        times = self.rows["target_time"].to_list()
+        return [
+            {**about, "probability": probability, "by": by}
+            for about, of_price in zip(asked, chances, strict=True)
+            for probability, by in zip(of_price, times, strict=True)
+        ]
 
 
 def chances_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> PriceChances:
