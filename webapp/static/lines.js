@@ -191,7 +191,7 @@ export function targetAndStop(series, host, { asked = {}, onleft, onchosen }) {
       for (const part of [made.line, made.label, made.handle]) part.hidden = !state.shown;
       if (!state.shown) continue;
       const y = yaxis.c2p(made.price), inside = Math.max(0, Math.min(yaxis._length, y));
-      const top = yaxis._offset + inside;
+      const top = Math.round(yaxis._offset + inside);
       made.line.hidden = made.label.hidden = y !== inside;
       Object.assign(made.line.style, { left: `${xaxis._offset}px`, top: `${top}px`, width: `${xaxis._length}px` });
       Object.assign(made.label.style, { left: `${xaxis._offset + 2}px`, top: `${top}px` });

@@ -44,8 +44,8 @@ export function touchChances(series) {
     }
     return {
       shapes: [...shapes, ...shown.map(({ price }) => ({ type: "line", xref: "paper", xsizemode: "pixel", xanchor: 1, x0: -10, x1: 0, y0: price, y1: price, line: { color, width: 2 } }))],
-      annotations: [...annotations, ...labelled.map(({ price, text }) => ({
-        xref: "paper", x: 1, xanchor: "right", xshift: -11, y: price, yanchor: "middle", showarrow: false, borderpad: 0, bgcolor: card, text, font: { size: 11, color } }))],
+      annotations: [...annotations, ...labelled.map(({ price, text }, i) => ({ // a line of target or stop ends at an outermost label
+        xref: "paper", x: 1, xanchor: "right", xshift: -11, y: price, yanchor: "middle", showarrow: false, borderpad: 0, bgcolor: i < 2 ? card : null, text, font: { size: 11, color } }))],
     };
   }
 
