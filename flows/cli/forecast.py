@@ -32,18 +32,18 @@ _EVERYTHING = (
 )
 
 _FIRST = (
-    Column("candle", "step", ">", stays=True),
-    Column("until (UTC)", "until", stays=True),
-    Column("target first", "target_first", ">.1%", stays=True),
-    Column("stop first", "stop_first", ">.1%", stays=True),
-    Column("neither", "neither", ">.1%", stays=True),
+    Column("candle", "step", ">"),
+    Column("until (UTC)", "until"),
+    Column("target first", "target_first", ">.1%"),
+    Column("stop first", "stop_first", ">.1%"),
+    Column("neither", "neither", ">.1%"),
 )
 _ARROWS = {"up": "↑ ", "down": "↓ ", None: ""}
 """Of a price that a high or a low reaches; of others none."""
 _STOPS = (
-    Column("chance", "chance", ">", stays=True),
-    Column("↓ price", "down", ">", stays=True),
-    Column("↑ price", "up", ">", stays=True),
+    Column("chance", "chance", ">"),
+    Column("↓ price", "down", ">"),
+    Column("↑ price", "up", ">"),
 )
 
 
@@ -112,11 +112,16 @@ def _print_first(first: Sequence[dict[str, Any]]) -> None:
 
 def _print_stops(stops: Sequence[dict[str, Any]]) -> None:
     """Print a row for each chance, with the prices that a low and a high reach with it."""
-    lines: dict[float, dict[str, str]] = {}
-    for stop in stops:
-        line = lines.setdefault(stop["probability"], {"chance": f"{100 * stop['probability']:.6g} %"})
-        line[stop["side"]] = price(stop["price"])
-    print_table(f"Reached with this chance until {_time(stops[-1]['by'])} UTC", _STOPS, list(lines.values()))
+    # The entries of a chance are two, up and down.
+    lines = [
+        {
+            "chance": f"{100 * up['probability']:.6g} %",
+            "up": price(up["price"]),
+            "down": price(down["price"]),
+        }
+        for up, down in zip(stops[::2], stops[1::2], strict=True)
+    ]
+    print_table(f"Reached with this chance until {_time(stops[-1]['by'])} UTC", _STOPS, lines)
 
 
 _ANSWERS: dict[str, Callable[[Sequence[dict[str, Any]]], None]] = {
