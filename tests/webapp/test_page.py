@@ -258,6 +258,25 @@ def test_the_slider_lays_earlier_forecasts_over_what_came_true(open_page, filled
     expect(page.get_by_role("button", name="Newest")).to_be_disabled()
 
 
+def test_an_earlier_forecast_has_the_first_views_width_or_that_of_a_zoom(open_page, filled):
+    page = open_series(open_page, filled)
+    first = view(page)
+    page.keyboard.press("[")
+    expect(page.locator(".past output")).to_contain_text("15 of 16")
+    earlier = settled(page, first)
+    assert earlier[1] - earlier[0] == pytest.approx(first[1] - first[0], abs=1000)
+    page.get_by_role("button", name="zoom in").click()
+    zoomed = settled(page, earlier)
+    page.keyboard.press("[")
+    expect(page.locator(".past output")).to_contain_text("14 of 16")
+    now = settled(page, zoomed)
+    assert now[1] - now[0] == pytest.approx(zoomed[1] - zoomed[0], abs=1000)
+    issued = page.evaluate(
+        "Date.parse(document.getElementById('chart').data.find((t) => t.name === 'median').x[0])"
+    )
+    assert now[0] < issued < now[1]
+
+
 def test_live_and_replayed_forecasts_stand_apart_and_each_version_alone(open_page, recorded):
     page = open_series(open_page, recorded)
 

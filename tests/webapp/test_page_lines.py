@@ -47,12 +47,12 @@ def prices(page):
     ]
 
 
-def told(page):
+def told(page, by="22:00"):
     """The shares of the sentence, in per cent, once it is there; `under 1 %` is 0."""
     line = page.locator("#first-told")
     until(page, "!document.querySelector('#first-told').hasAttribute('aria-busy')")
     found = re.fullmatch(
-        rf"target first {SHARE}, stop first {SHARE}, neither {SHARE} by 22:00", line.inner_text()
+        rf"target first {SHARE}, stop first {SHARE}, neither {SHARE} by {by}", line.inner_text()
     )
     assert found, line.inner_text()
     return [int({"under 1": "0", "over 99": "100"}.get(share, share)) for share in found.groups()]
@@ -168,6 +168,8 @@ def test_a_line_is_moved_by_keys(open_page, touchable, sentence):
     assert slider.get_attribute("aria-valuetext").startswith(f"{prices(page)[1]:,.2f} (−")
     assert float(slider.get_attribute("aria-valuenow")) == prices(page)[1]
     assert page.evaluate("document.getElementById('chart')._fullLayout.xaxis.range") == view
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_contain_text("ten steps at once")
 
 
 def test_a_moved_line_stops_at_the_last_close(open_page, touchable, service, sentence):
@@ -249,6 +251,7 @@ def test_lines_are_of_the_newest_forecast_and_what_was_chosen_stays(open_page, t
     expect(page.locator(".first")).to_be_visible()
     assert (prices(page), told(page)) == (chosen, shares)
 
+    page.locator("#stop-price").fill("9")  # and does not finish
     page.wait_for_timeout(300)  # the first look at /api/changes is what later ones are compared with
     close = write_candles(home / "data", BTC, rows=301)
     weights = file_digest(home / "data" / "hub" / BTC.label / BTC.timeframe / "model.safetensors")
@@ -257,8 +260,10 @@ def test_lines_are_of_the_newest_forecast_and_what_was_chosen_stays(open_page, t
     )
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     expect(page.locator("#first-told")).to_contain_text("by 23:00")
-    assert prices(page) == chosen
     assert page.locator("#first-told").inner_text().startswith("target first ")
+    assert prices(page) == [chosen[0], 9]
+    page.locator("#stop-price").blur()
+    assert told(page, "23:00")[1] == 0
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,9 @@ export function targetAndStop(series, host, { asked = {}, onleft, onchosen }) {
 
   function typed(made) {
     const text = made.input.value.trim();
-    if (text === (made.text ?? state.format(made.price))) return;
+    if (text === shown(made)) return;
     take(made, text);
+    made.input.value = shown(made);
     changed();
     left(made);
   }
@@ -149,9 +150,11 @@ export function targetAndStop(series, host, { asked = {}, onleft, onchosen }) {
     state.chosen = true;
   }
 
+  const shown = (made) => made.text ?? state.format(made.price);
+
   function write() {
     for (const made of levels) {
-      made.input.value = made.text ?? state.format(made.price);
+      if (made.input !== document.activeElement) made.input.value = shown(made); // what is being typed stays
       made.input.toggleAttribute("aria-invalid", made.text !== null);
       const said = { valuenow: made.price, valuemin: 0, valuemax: Math.max(2 * state.last, made.price), valuetext: `${state.format(made.price)} (${change(made.price, state.last)})` };
       for (const [name, value] of Object.entries(said)) made.handle.setAttribute(`aria-${name}`, value);
