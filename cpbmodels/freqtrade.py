@@ -7,19 +7,20 @@ entry signal: what cpb forecasts is the width of the coming move, not its direct
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import polars as pl
 
 from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.candles import Candles, check_candles, check_series, read_table
-from cpbmodels.data.chances import Chances, Numbers, numbers
+from cpbmodels.data.chances import Chances, Direction, Numbers, numbers
 from cpbmodels.data.columns import PRICES, feature_frame, is_candle
 from cpbmodels.data.extremes import SIDES
 from cpbmodels.data.numbers import Decimal
@@ -43,7 +44,11 @@ memory of its first candle (0.96^531 = 4e-10) is below the digits of the columns
 
 SIGNIFICANT_DIGITS = 6
 """Of the columns. Equal candles must give equal bits regardless of the rows before and after them, or freqtrade's
-analyses report a bias: so models run in float64 here, and what sums in a different order change (1e-13) is cut off."""
+analyses report a bias: so models run in float64 here, and what sums in a different order change (1e-13) is cut off.
+Chances have a decimal less: near 0, a change of 1e-13 is in their significant digits."""
+
+BRACKET_COLUMNS = ("target", "target_first", "stop_first")
+"""Of each chance, reward and side."""
 
 
 def add_forecasts(
@@ -54,6 +59,7 @@ def add_forecasts(
     *,
     steps: Iterable[int] | None = None,
     stops: Numbers = (),
+    rewards: Numbers = (),
     known_until: datetime | str | None = None,
     columns: Mapping[str, str] | None = None,
     decimal: Decimal | None = None,
@@ -68,22 +74,26 @@ def add_forecasts(
         model: a model, or its folder (read once a process).
         steps: which of the candles ahead, from 1 to the model's horizon; None: all of them.
         stops: chances, such as 0.05.
+        rewards: distances of targets, such as 3, in distances of each stop from the close (R).
         known_until: the end of what the model has seen, if it does not say so itself; of two times the later counts.
         columns, decimal: how a table of other names, or of texts, is read, as in `Series.from_frame`.
 
     Returns:
-        The table with new columns for every step h, rounded to 6 digits:
+        The table with new columns for every step h, rounded to 6 digits, chances to 5 decimals:
         `cpb_sigma_h`, the forecast standard deviation of the log-return over the next h candles: half the distance
         between its 15.87 % and 84.13 % quantiles, which for a normal distribution is the same (fatter tails add to it);
         `cpb_q05_h`, `cpb_q10_h` … `cpb_q95_h`, quantiles of the close h candles ahead, in prices;
         `cpb_stop_up_0.05_h`, `cpb_stop_down_0.05_h`, the prices that a high or a low reaches within h candles with this
-        chance.
+        chance; with rewards, `cpb_target_long_0.05_3R_h`, the price three times as far above the close as the stop
+        lies below it, and `cpb_target_first_long_0.05_3R_h`, `cpb_stop_first_long_0.05_3R_h`, the chances that this
+        target, and that this stop, is reached first within h candles (in the rest, neither is); `short` the other way
+        round, NaN where such a target does not lie above 0.
         NaN without a forecast: before the model's `known_until`, in the first 168 candles (rolling windows) and
         as many after a hole or an impossible candle, and in a last candle that has not closed.
 
     Raises:
         ModelError: the model does not state where its training data ends, forecasts no price or belongs to another
-            timeframe, or has no table for `stops`; a step, a chance or a column is invalid.
+            timeframe, or has no table for `stops` or `rewards`; a step, a chance, a reward or a column is invalid.
     """
     import pandas as pd
 
@@ -97,8 +107,14 @@ def add_forecasts(
         log.warning("%s: %s", pair, why)
     first = _first_time(member, known_until, pair)
     wanted = _steps(steps, member.horizon)
-    chances = numbers(stops).ravel().tolist()
+    chances, times = (numbers(asked).ravel().tolist() for asked in (stops, rewards))
+    if times and not (chances and all(0 < reward < np.inf for reward in times)):
+        raise ModelError(
+            f"rewards {times} are impossible: give numbers above 0, and the chances of their stops."
+        )
     kinds = ["sigma", *QUANTILE_COLUMNS, *(f"stop_{side}_{p:g}" for p in chances for side in SIDES)]
+    for p, reward, direction in product(chances, times, get_args(Direction)):
+        kinds += [f"{name}_{direction}_{p:g}_{reward:g}R" for name in BRACKET_COLUMNS]
     names = [f"cpb_{name}_{step}" for step in wanted for name in kinds]
     values = np.full((len(dataframe), len(wanted), len(kinds)), np.nan)
     candles = None
@@ -114,12 +130,16 @@ def add_forecasts(
             check_forecasts_prices(prediction.probabilities)
             last = series.prices[origins, 3]
             close = last[:, None, None] * np.exp(prediction.quantiles)
-            touched = Chances(prediction.extremes, close, last).columns((), chances) if chances else {}
-            prices = np.concatenate([close, *(price[..., None] for price in touched.values())], axis=-1)
-            sigma = forecast_sigma(prediction.quantiles)[..., None]
+            asked = Chances(prediction.extremes, close, last)
             chosen = [step - 1 for step in wanted]
+            prices = [
+                forecast_sigma(prediction.quantiles)[:, chosen],
+                *np.moveaxis(close[:, chosen], -1, 0),
+                *(price[:, chosen] for price in asked.columns(stop=chances).values()),
+                *_brackets(asked, chances, times, chosen),
+            ]
             # By the rows of the given table: impossible candles were taken out before, and stay NaN.
-            values[candles.rows[origins]] = np.concatenate([sigma, prices], axis=-1)[:, chosen]
+            values[candles.rows[origins]] = np.stack(prices, axis=-1)
     if np.isnan(values).all():
         log.warning(
             "%s %s: no forecast in these %d candles: they end before %s, the end of the model's training data, or "
@@ -130,8 +150,9 @@ def add_forecasts(
             np.datetime64(first, "us"),
             FEATURE_WARMUP + member.context,
         )
-    # Significant digits, not decimals: prices range from 1e-8 to 1e5.
-    unit = 10.0 ** (SIGNIFICANT_DIGITS - 1 - np.floor(np.log10(values)))
+    # Significant digits, not decimals, of what is no chance: prices range from 1e-8 to 1e5.
+    size = np.where(["_first_" in name for name in kinds], 1, values)
+    unit = 10.0 ** (SIGNIFICANT_DIGITS - 1 - np.floor(np.log10(size)))
     rounded = (np.round(values * unit) / unit).reshape(len(dataframe), len(names))
     new = pd.DataFrame(rounded, index=dataframe.index, columns=names, copy=False)
     return pd.concat([dataframe.drop(columns=[name for name in names if name in dataframe]), new], axis=1)
@@ -151,6 +172,10 @@ class RiskFromForecast:
     """Candles ahead for which risk is measured and the stop is set."""
     cpb_stop_chance: float = 0.05
     """The chance that the stop is hit within these candles."""
+    cpb_reward: float | None = None
+    """The distance of a target from the close, in distances of the stop (R), such as 3. Then stop and target stay where
+    they lay when the trade opened, and with freqtrade's `use_custom_roi = True` the trade ends at the target. None: no
+    target, and a stop that follows each candle."""
     cpb_target_risk: float = 0.005
     """Share of the wallet that a move of one `cpb_sigma` over the horizon gains or loses; two of three are smaller."""
 
@@ -168,8 +193,26 @@ class RiskFromForecast:
         if not (folder / "config.json").is_file():
             folder = folder / pair.partition(":")[0].replace("/", "") / self.timeframe
         return add_forecasts(
-            dataframe, pair, self.timeframe, folder, steps=[self.cpb_horizon], stops=[self.cpb_stop_chance]
+            dataframe,
+            pair,
+            self.timeframe,
+            folder,
+            steps=[self.cpb_horizon],
+            stops=[self.cpb_stop_chance],
+            rewards=[] if self.cpb_reward is None else [self.cpb_reward],
         )
+
+    def target_first(self, dataframe: pd.DataFrame, side: Direction = "long") -> pd.Series:
+        """The chance, a row for each candle, that the target is reached before the stop within `cpb_horizon` candles.
+
+        Both as of this candle; NaN without a forecast. For `populate_entry_trend`.
+
+        Raises:
+            ModelError: the strategy has no `cpb_reward`.
+        """
+        if self.cpb_reward is None:
+            raise ModelError("The strategy has no target: set cpb_reward, such as 3.")
+        return dataframe[f"cpb_{self._bracket('target_first', side)}_{self.cpb_horizon}"]
 
     def custom_stake_amount(
         self,
@@ -208,19 +251,46 @@ class RiskFromForecast:
     ) -> float | None:
         """The price that is touched within `cpb_horizon` candles with the chance `cpb_stop_chance`, for freqtrade.
 
-        Each new candle brings a new stop, and freqtrade moves a stop in the trade's favour only; without a forecast the
-        stop stays.
+        Each new candle brings a new stop, and freqtrade moves a stop in the trade's favour only; without a forecast,
+        and with `cpb_reward`, the stop stays.
         """
         from freqtrade.strategy import stoploss_from_absolute
 
         side = "up" if trade.is_short else "down"
-        rate = self._forecast(pair, current_time, f"stop_{side}_{self.cpb_stop_chance:g}")
+        time = current_time if self.cpb_reward is None else trade.open_date_utc
+        rate = self._forecast(pair, time, f"stop_{side}_{self.cpb_stop_chance:g}")
         if rate is None:
             return None
         relative: float = stoploss_from_absolute(
             rate, current_rate, is_short=trade.is_short, leverage=trade.leverage
         )
         return relative
+
+    def custom_roi(
+        self,
+        pair: str,
+        trade: Any,
+        current_time: datetime,
+        trade_duration: int,
+        entry_tag: str | None,
+        side: Direction,
+        **kwargs: Any,
+    ) -> float | None:
+        """The profit at the target of the candle after which the trade opened, for freqtrade; None without a target.
+
+        freqtrade asks for it only where a strategy has `use_custom_roi = True`.
+        """
+        if self.cpb_reward is None:
+            return None
+        rate = self._forecast(pair, trade.open_date_utc, self._bracket("target", side))
+        if rate is None:
+            return None
+        profit: float = trade.calc_profit_ratio(rate)
+        return profit
+
+    def _bracket(self, name: str, side: Direction) -> str:
+        """Which of `BRACKET_COLUMNS`, without prefix and step."""
+        return f"{name}_{side}_{self.cpb_stop_chance:g}_{self.cpb_reward:g}R"
 
     def _forecast(self, pair: str, current_time: datetime, name: str) -> float | None:
         """The newest forecast issued by `current_time`, if it is not yet over."""
@@ -232,6 +302,23 @@ class RiskFromForecast:
             return None
         value = float(dataframe[f"cpb_{name}_{self.cpb_horizon}"].iloc[row])
         return value if np.isfinite(value) else None
+
+
+def _brackets(
+    chances: Chances, stops: Sequence[float], rewards: Sequence[float], steps: Sequence[int]
+) -> Iterator[np.ndarray]:
+    """`BRACKET_COLUMNS` [N, K] after K steps, counted from 0, of each stop's chance, reward and side."""
+    last = chances.last_close[:, None]
+    for p, reward, direction in product(stops, rewards, get_args(Direction)):
+        stop = chances.stop(p, "down" if direction == "long" else "up")[:, steps]
+        target = last + reward * (last - stop)
+        # Of a short it may lie below 0: there is none then.
+        asked = np.where(target > 0, target, last)
+        first = [
+            chances.first_or_nan(asked[:, place], stop[:, place])[:, step] for place, step in enumerate(steps)
+        ]
+        yield np.where(target > 0, target, np.nan)
+        yield from np.stack(first, axis=1).transpose(2, 0, 1)
 
 
 @lru_cache(maxsize=256)

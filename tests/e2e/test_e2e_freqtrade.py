@@ -1,4 +1,4 @@
-"""The strategy of docs/examples in the real freqtrade, on candles that its models have not seen.
+"""The strategies of docs/examples in the real freqtrade, on candles that its models have not seen.
 
 freqtrade lives in an environment of its own: `make freqtrade` builds it, `CPB_FREQTRADE_PYTHON` names another one. The
 exchange's markets come from a stand-in on loopback; candles and models from cpb.
@@ -19,7 +19,7 @@ import polars as pl
 import pytest
 
 from cpbmodels import load
-from cpbmodels.freqtrade import add_forecasts
+from cpbmodels.freqtrade import STARTUP_CANDLES, add_forecasts
 from schemas.identity import SeriesId
 from tasks.market.klines import read_klines
 from tasks.market.simulator import serve
@@ -27,7 +27,8 @@ from tasks.market.simulator import serve
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("CPB_FREQTRADE_PYTHON") or ROOT / ".venv-freqtrade/bin/python")
 MIRROR = ROOT.parent / "shared" / "market"
-STRATEGY = ROOT / "docs/examples/freqtrade/CpbRiskStrategy.py"
+EXAMPLES = ROOT / "docs/examples/freqtrade"
+RISK, BRACKET = "CpbRiskStrategy", "CpbBracketStrategy"
 COINS = ("BTC", "ETH")
 TRAINED_UNTIL, AS_OF = "2025-01-01", "2025-03-01"
 WALLET = 1_000_000.0
@@ -67,8 +68,7 @@ def trader(request, tmp_path_factory, forking):
     ):
         subprocess.run([forking / "cpb", *command], cwd=folder, env=env | {"CPB_HOME": str(home)}, check=True)
 
-    (user / "strategies").mkdir(parents=True)
-    shutil.copy(STRATEGY, user / "strategies")
+    shutil.copytree(EXAMPLES, user / "strategies")
     market, root = ("sim", home / "sim") if request.param == "sim" else ("spot", home)
     candles = {}
     for coin in COINS:
@@ -84,9 +84,9 @@ def trader(request, tmp_path_factory, forking):
         def command_of(command, *arguments):
             return [PYTHON, "-m", "freqtrade", command, "-c", "config.json", "--userdir", user, *arguments]
 
-        def run(command, *arguments, timerange):
+        def run(command, strategy, *arguments, timerange):
             done = subprocess.run(
-                command_of(command, "--strategy", STRATEGY.stem, "--timerange", timerange, *arguments),
+                command_of(command, "--strategy", strategy, "--timerange", timerange, *arguments),
                 cwd=folder,
                 env=env,
                 capture_output=True,
@@ -176,17 +176,29 @@ def config_of(url):
     }
 
 
-def trades_of(user):
-    (path,) = (user / "backtest_results").glob("*.zip")
+def trades_of(trader, strategy):
+    """The trades of a backtest; what was asked for begins before the models' training data end."""
+    folder = trader.user / "backtest_results"
+    shutil.rmtree(folder, ignore_errors=True)
+    trader.run(
+        "backtesting", strategy, "--export", "trades", "--cache", "none", timerange="20241201-20250301"
+    )
+    (path,) = folder.glob("*.zip")
     with zipfile.ZipFile(path) as archive:
         results = json.loads(archive.read(f"{path.stem}.json"))
-    frame = pd.DataFrame(results["strategy"][STRATEGY.stem]["trades"])
+    frame = pd.DataFrame(results["strategy"][strategy]["trades"])
     return frame.assign(**{name: pd.to_datetime(frame[name]) for name in ("open_date", "close_date")})
 
 
+def forecasts_of(trader, pair, **asked):
+    """The rows of `add_forecasts`, by the time at which each is known."""
+    folder = trader.user / "cpb" / pair.replace("/", "") / "1h"
+    rows = add_forecasts(trader.candles[pair], pair, "1h", folder, steps=[10], **asked)
+    return rows.set_index(rows["date"] + timedelta(hours=1))
+
+
 def test_a_backtest_trades_with_the_forecasts_stakes_and_stops_and_only_where_there_are_any(trader):
-    trader.run("backtesting", "--export", "trades", "--cache", "none", timerange="20241201-20250301")
-    trades = trades_of(trader.user)
+    trades = trades_of(trader, RISK)
     known_until = max(load(folder).known_until for folder in (trader.user / "cpb").glob("*/1h"))
     assert known_until == pd.Timestamp(TRAINED_UNTIL, tz="UTC")
     assert trades["open_date"].min() >= known_until  # and not in December, though it was asked for
@@ -194,9 +206,7 @@ def test_a_backtest_trades_with_the_forecasts_stakes_and_stops_and_only_where_th
     assert trades["pair"].nunique() == 2
     stopped = 0
     for trade in trades.itertuples():
-        folder = trader.user / "cpb" / trade.pair.replace("/", "") / "1h"
-        rows = add_forecasts(trader.candles[trade.pair], trade.pair, "1h", folder, steps=[10], stops=[0.05])
-        rows = rows.set_index(rows["date"] + timedelta(hours=1))  # when a row is known
+        rows = forecasts_of(trader, trade.pair, stops=[0.05])
         profit = trades.loc[trades["close_date"] <= trade.open_date, "profit_abs"].sum()
         stake = 0.005 * (WALLET + profit) / rows["cpb_sigma_10"][trade.open_date]
         assert trade.stake_amount == pytest.approx(min(stake, WALLET), rel=2e-3)
@@ -207,22 +217,54 @@ def test_a_backtest_trades_with_the_forecasts_stakes_and_stops_and_only_where_th
     assert stopped > 5
 
 
-def test_lookahead_analysis_finds_no_bias(trader):
+def test_a_bracket_stays_where_it_lay_at_entry_and_its_tag_says_how_likely_the_target_is(trader):
+    trades = trades_of(trader, BRACKET)
+    ended = trades["exit_reason"].value_counts()
+    assert ended["roi"] > 3
+    assert ended["stop_loss"] > 10  # and none that was moved, which is a trailing_stop_loss
+    assert {*ended.index} <= {"roi", "stop_loss", "force_exit"}  # the last: what is open at the end
+    rows = {pair: forecasts_of(trader, pair, stops=[0.75], rewards=[3]) for pair in trader.candles}
+    for trade in trades.itertuples():
+        at = rows[trade.pair].loc[trade.open_date]
+        chance = at["cpb_target_first_long_0.75_3R_10"]
+        assert chance >= 0.1
+        assert trade.enter_tag == f"3 R with this stop comes first in {100 * chance:.0f} %"
+        assert trade.stop_loss_abs == pytest.approx(
+            at["cpb_stop_down_0.75_10"], rel=5e-5
+        )  # rounded to a tick
+        if trade.exit_reason == "roi":
+            target = at["cpb_target_long_0.75_3R_10"]
+            assert trade.close_rate == pytest.approx(target, rel=5e-5)
+
+
+@pytest.mark.parametrize("strategy", [RISK, BRACKET])
+def test_lookahead_analysis_finds_no_bias(trader, strategy):
     said, table = trader.run(
         "lookahead-analysis",
+        strategy,
         "--minimum-trade-amount",
         "10",
         "--targeted-trade-amount",
         "10",
         timerange="20250101-20250301",
     )
-    assert "CpbRiskStrategy: no bias detected" in said
-    assert re.search(r"CpbRiskStrategy.py\W+CpbRiskStrategy\W+No\W+10\W+0\W+0\W+$", table, re.MULTILINE)
+    assert f"{strategy}: no bias detected" in said
+    assert re.search(rf"{strategy}.py\W+{strategy}\W+No\W+10\W+0\W+0\W+$", table, re.MULTILINE)
+
+
+def test_recursive_analysis_finds_no_bias_with_the_candles_that_a_strategy_loads(trader):
+    said, table = trader.run("recursive-analysis", BRACKET, "-p", "BTC/USDT", timerange="20250101-20250301")
+    assert "No lookahead bias on indicators found" in said
+    # A row for each indicator that changes with any number of earlier candles; the example's rolling means are pandas'.
+    rows = [[cell.strip() for cell in re.split("[┃│]", line)] for line in table.splitlines()]
+    for header in (row for row in rows if "Indicators" in row):
+        own = header.index(f"{STARTUP_CANDLES} (from strategy)")
+        assert {row[own] for row in rows if row[1:2] and row[1].startswith("cpb_")} <= {"-"}
 
 
 def test_the_analysis_would_find_a_bias(trader):
     """Guards the test above: it must be able to fail here."""
-    path = trader.user / "strategies" / STRATEGY.name
+    path = trader.user / "strategies" / f"{RISK}.py"
     honest = path.read_text()
     line = "        dataframe = self.add_forecasts(dataframe, metadata)\n"
     future = '        dataframe["cpb_sigma_10"] = dataframe["cpb_sigma_10"].shift(-1)\n'
@@ -230,6 +272,7 @@ def test_the_analysis_would_find_a_bias(trader):
     try:
         said, table = trader.run(
             "lookahead-analysis",
+            RISK,
             "--minimum-trade-amount",
             "2",
             "--targeted-trade-amount",

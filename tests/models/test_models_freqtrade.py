@@ -1,8 +1,11 @@
 """Forecasts as columns, and stakes from them, without freqtrade; with it: tests/e2e/test_e2e_freqtrade.py."""
 
 import logging
+import runpy
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +14,19 @@ import pytest
 
 from cpbmodels import ModelError, Series, train_fleet
 from cpbmodels import freqtrade as adapter
+from cpbmodels.data.extremes import Extremes
 from cpbmodels.data.student_t import QUANTILES, t_quantiles
 from cpbmodels.freqtrade import RiskFromForecast, add_forecasts, forecast_sigma
 from tests.tools.candles import table
 
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/freqtrade/CpbBracketStrategy.py"
 START = pd.Timestamp("2024-03-01", tz="UTC")
 STOPS = ["stop_up_0.05", "stop_down_0.05"]
+BRACKETS = [
+    f"{name}_{side}_0.75_3R"
+    for side in ("long", "short")
+    for name in ("target", "target_first", "stop_first")
+]
 LEVELS = [f"q{round(100 * level):02d}" for level in QUANTILES]
 
 
@@ -65,14 +75,65 @@ def test_every_row_is_what_the_model_predicts_there(model):
     np.testing.assert_array_equal(new_columns(table).isna().all(axis=1), ~unseen)
 
 
+def test_targets_lie_beside_stops_and_their_chances_are_those_of_the_forecast(quick):
+    frame = candles()
+    table = add_forecasts(frame, "BTC/USDT", "1h", quick, steps=[1, 10], stops=[0.75], rewards=[3])
+    stops = ["stop_up_0.75", "stop_down_0.75"]
+    assert list(new_columns(table).columns) == [
+        f"cpb_{name}_{h}" for h in (1, 10) for name in ("sigma", *LEVELS, *stops, *BRACKETS)
+    ]
+    forecast = quick.forecast(Series.from_frame(frame[:1300], "BTCUSDT"))
+    row, close = table.loc[1299], frame["close"][1299]
+    for side, stop_side in (("long", "down"), ("short", "up")):
+        for h in (1, 10):
+            stop, target = row[f"cpb_stop_{stop_side}_0.75_{h}"], row[f"cpb_target_{side}_0.75_3R_{h}"]
+            assert target - close == pytest.approx(3 * (close - stop), rel=1e-3)
+            chances = [row[f"cpb_{name}_first_{side}_0.75_3R_{h}"] for name in ("target", "stop")]
+            assert chances == pytest.approx(forecast.first(target, stop)[h - 1], abs=2e-4)
+            assert chances == np.round(chances, 5).tolist()
+    bracket = forecast.bracket(0.75, 3, "short")
+    assert row["cpb_target_short_0.75_3R_10"] == pytest.approx(float(bracket.target), rel=1e-4)
+    assert row["cpb_stop_first_short_0.75_3R_10"] == pytest.approx(bracket.first[-1, 1], abs=2e-4)
+    assert 0.1 < row["cpb_target_first_long_0.75_3R_10"] < 0.3
+
+
+def test_a_short_target_below_zero_has_no_chance_and_a_chance_of_zero_is_one(quick):
+    far = add_forecasts(candles(), "BTC/USDT", "1h", quick, stops=[0.05], rewards=[15, 100])
+    known = far["cpb_sigma_1"].notna()
+    assert (far.loc[known, "cpb_target_first_long_0.05_100R_10"] == 0).any()
+    possible = 16 * far["close"] > 15 * far["cpb_stop_up_0.05_10"]
+    assert 0 < possible[known].sum() < known.sum()
+    for name in adapter.BRACKET_COLUMNS:
+        np.testing.assert_array_equal(far[f"cpb_{name}_short_0.05_15R_10"].notna(), known & possible)
+        assert far.loc[known, f"cpb_{name}_long_0.05_100R_10"].notna().all()
+
+
+@pytest.mark.parametrize("wrong", [[0], [-1], [np.nan], [np.inf], [2, 0]])
+def test_impossible_rewards_are_refused(quick, wrong):
+    with pytest.raises(ModelError, match=r"rewards .* are impossible: give numbers above 0"):
+        add_forecasts(candles(), "BTC/USDT", "1h", quick, stops=[0.05], rewards=wrong)
+    with pytest.raises(ModelError, match="and the chances of their stops"):
+        add_forecasts(candles(), "BTC/USDT", "1h", quick, rewards=[3])
+
+
+def test_a_model_of_before_has_stops_but_no_rewards(quick):
+    levels = np.sort(np.random.default_rng(0).exponential(0.5, (2, 1, 99))) * np.arange(10, 20)[:, None] / 10
+    of_before = replace(quick, extremes=Extremes(levels.astype(np.float32)))
+    stops = add_forecasts(candles(), "BTC/USDT", "1h", of_before, stops=[0.05])
+    assert (stops["cpb_stop_down_0.05_10"] < stops["close"])[stops["cpb_sigma_1"].notna()].all()
+    with pytest.raises(ModelError, match="train it again"):
+        add_forecasts(candles(), "BTC/USDT", "1h", of_before, stops=[0.05], rewards=[3])
+
+
 def test_the_past_of_a_row_decides_it_and_nothing_else_to_the_last_bit(model):
     frame = candles()
-    whole = add_forecasts(frame, "BTC/USDT", "1h", model)
+    asked = {"stops": [0.05, 0.75], "rewards": [1, 3]}
+    whole = add_forecasts(frame, "BTC/USDT", "1h", model, **asked)
     for rows in (1001, 1237, 1499):
-        cut = add_forecasts(frame[:rows], "BTC/USDT", "1h", model)
+        cut = add_forecasts(frame[:rows], "BTC/USDT", "1h", model, **asked)
         pd.testing.assert_frame_equal(cut, whole[:rows], check_exact=True)
     for start in (100, 301):  # the history that freqtrade loads, and more of it
-        cut = add_forecasts(frame[start:], "BTC/USDT", "1h", model)
+        cut = add_forecasts(frame[start:], "BTC/USDT", "1h", model, **asked)
         late = cut.loc[start + adapter.STARTUP_CANDLES :]
         pd.testing.assert_frame_equal(late, whole.loc[late.index], check_exact=True)
 
@@ -165,6 +226,83 @@ def test_without_a_forecast_there_is_no_trade(quick):
     end = frame["date"].iloc[-1] + timedelta(hours=1)
     assert Strategy(frame).stake(end + timedelta(hours=9)) > 0  # an exchange's pause
     assert Strategy(frame).stake(end + timedelta(hours=10)) == 0.0  # what was forecast is over
+
+
+class Bracketed(Strategy):
+    cpb_stop_chance, cpb_reward = 0.75, 3.0
+
+
+def traded(frame, row, side="long"):
+    """A trade that opens when a row's candle has closed; profit without fees."""
+    rate = frame["close"].iloc[row]
+    return SimpleNamespace(
+        open_date_utc=(frame["date"].iloc[row] + timedelta(hours=1)).to_pydatetime(),
+        is_short=side == "short",
+        leverage=1.0,
+        calc_profit_ratio=lambda target: target / rate - 1,
+    )
+
+
+@pytest.mark.parametrize(("side", "stop_side"), [("long", "down"), ("short", "up")])
+def test_with_a_reward_stop_and_target_stay_where_they_lay_when_the_trade_opened(
+    quick, monkeypatch, side, stop_side
+):
+    module = SimpleNamespace(stoploss_from_absolute=lambda rate, *_args, **_options: rate)
+    monkeypatch.setitem(sys.modules, "freqtrade.strategy", module)
+    frame = add_forecasts(candles(), "BTC/USDT", "1h", quick, stops=[0.75], rewards=[3])
+    trade = traded(frame, 1300, side)
+    for hours in (0, 5, 100):
+        time = trade.open_date_utc + timedelta(hours=hours)
+        stop = Bracketed(frame).custom_stoploss("BTC/USDT", trade, time, 100.0, 0.0, after_fill=False)
+        assert stop == frame[f"cpb_stop_{stop_side}_0.75_10"].iloc[1300]
+        profit = Bracketed(frame).custom_roi("BTC/USDT", trade, time, 60 * hours, None, side)
+        target = frame[f"cpb_target_{side}_0.75_3R_10"].iloc[1300]
+        assert profit == target / frame["close"].iloc[1300] - 1
+    # Without one, each candle brings a new stop, and there is no target.
+    follows = Strategy(frame)
+    follows.cpb_stop_chance = 0.75
+    at = trade.open_date_utc + timedelta(hours=5)
+    stop = follows.custom_stoploss("BTC/USDT", trade, at, 100.0, 0.0, after_fill=False)
+    assert stop == frame[f"cpb_stop_{stop_side}_0.75_10"].iloc[1305]
+    assert follows.custom_roi("BTC/USDT", trade, at, 300, None, side) is None
+    unknown = traded(frame, 500, side)  # when the model's training data had not ended
+    assert Bracketed(frame).custom_roi("BTC/USDT", unknown, at, 0, None, side) is None
+
+
+def test_the_chance_of_the_target_is_a_column_for_entries(quick, tmp_path):
+    strategy = Bracketed(None)
+    strategy.config = {"user_data_dir": tmp_path}
+    quick.save(tmp_path / "cpb")
+    frame = strategy.add_forecasts(candles(), {"pair": "BTC/USDT"})
+    for side in ("long", "short"):
+        chances = strategy.target_first(frame, side)
+        pd.testing.assert_series_equal(chances, frame[f"cpb_target_first_{side}_0.75_3R_10"])
+    with pytest.raises(ModelError, match="set cpb_reward"):
+        Strategy(frame).target_first(frame)
+
+
+def test_the_example_tags_an_entry_with_the_chance_of_its_candle_and_decides_by_it(
+    quick, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "freqtrade.strategy", SimpleNamespace(IStrategy=object))
+    strategy = runpy.run_path(str(EXAMPLE))["CpbBracketStrategy"]()
+    strategy.config = {"user_data_dir": tmp_path}
+    quick.save(tmp_path / "cpb")
+
+    def entries():
+        frame = strategy.populate_indicators(candles(), {"pair": "BTC/USDT"})
+        return strategy.populate_entry_trend(frame, {"pair": "BTC/USDT"})
+
+    frame = entries()
+    entered = frame[frame["enter_long"] == 1]
+    assert len(entered) > 5
+    chances = entered["cpb_target_first_long_0.75_3R_10"]
+    assert entered["enter_tag"].tolist() == [
+        f"3 R with this stop comes first in {chance:.0%}".replace("%", " %") for chance in chances
+    ]
+    assert frame.loc[frame["enter_long"] != 1, "enter_tag"].isna().all()
+    strategy.min_target_first = chances.median()
+    assert entries()["enter_long"].sum() == (chances >= chances.median()).sum() < len(entered)
 
 
 def test_models_lie_by_symbol_and_timeframe_or_one_serves_all(quick, tmp_path):
