@@ -9,8 +9,6 @@ first: is a target reached before a stop within the last step, at the distances 
 above: does the close of each step lie above the walk's deciles?
 """
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,14 +25,14 @@ CHANCES = (0.5, 0.25, 0.1, 0.05)
 PAIRS = ((1, 1), (1.5, 0.75), (2, 1), (3, 1), (1, 2), (0.75, 0.75), (2, 2))
 """Distances of target and stop from the last close, as log-returns in units of the walk's median scale at the last step
 over the training span."""
-DECILES = range(1, len(LEVELS), 2)
+DECILES = np.arange(1, len(LEVELS), 2)
 """Places of 10, 20, … 90 % among the levels."""
 
 MAX_WALK_ORIGINS = 4_000
 """Training windows of the walk's table, evenly spread, as many as of a model's."""
 
-_Event = tuple[Array, Array | float, NDArray[np.bool_]]
-"""Chances [N, H] of the model and of the walk, and whether the event came."""
+_Events = tuple[Array, Array, NDArray[np.bool_]]
+"""Chances [P, N, H] at each price by the model and by the walk (which broadcast), and what came."""
 
 
 def chance_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> dict[str, Array]:
@@ -69,8 +67,7 @@ def chance_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> 
     )
     levels = extremes.levels(before, widths)
     reached = extremes.reached(series, prediction.origins, horizon)
-    touches = _touches(prediction, Extremes(levels), extremes.width(reference), reached)
-    scores |= _scores("touch", touches)
+    scores |= _scores("touch", _touches(prediction, Extremes(levels), extremes.width(reference), reached))
     if prediction.extremes.first is None:
         return scores
     # The last step's table alone: those of all steps would take five times as long.
@@ -81,11 +78,13 @@ def chance_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> 
         for table, quantiles in ((own, prediction.quantiles), (last, reference))
     )
     unit = max(float(np.median(walk.scale(series, trained, horizon)[:, -1])), extremes.TINY)
-    outcomes = list(_outcomes(model, of_walk, reached, unit))
-    scores |= _scores("first", [(x[:, :1], y[:, :1], z[:, :1]) for x, y, z in outcomes])
-    together = _scores(OUTCOMES, outcomes)
-    names = [f"{of}{OUTCOMES}_brier" for of in ("", "reference_")]
-    return scores | {name: together[name].sum(axis=1, keepdims=True) for name in names}
+    stated, by_walk, came = _outcomes(model, of_walk, reached, unit)
+    scores |= _scores("first", (stated[..., :1], by_walk[..., :1], came[..., :1]))
+    both = {"": stated, "reference_": by_walk}
+    return scores | {
+        f"{of}{OUTCOMES}_brier": ((chances - came) ** 2).sum(axis=-1, keepdims=True).mean(axis=0)
+        for of, chances in both.items()
+    }
 
 
 def deciles(stated: Array) -> Array:
@@ -102,63 +101,61 @@ def deciles(stated: Array) -> Array:
     return sums[sums[:, 0] > 0, 1:] / sums[sums[:, 0] > 0, :1]
 
 
-def _scores(name: str, events: Iterable[_Event]) -> dict[str, Array]:
-    losses, reference_losses, stated = [], [], []
-    for chances, of_walk, came in events:
-        losses.append((chances - came) ** 2)
-        reference_losses.append((of_walk - came) ** 2)
-        stated.append(_stated(chances, came))
+def _scores(name: str, events: _Events) -> dict[str, Array]:
+    chances, by_walk, came = events
     return {
-        f"{name}_brier": np.mean(losses, axis=0),
-        f"reference_{name}_brier": np.mean(reference_losses, axis=0),
-        f"{name}_stated": np.sum(stated, axis=0)[None],
+        f"{name}_brier": ((chances - came) ** 2).mean(axis=0),
+        f"reference_{name}_brier": ((by_walk - came) ** 2).mean(axis=0),
+        f"{name}_stated": _stated(chances, came)[None],
     }
 
 
 def _stated(chances: Array, came: NDArray[np.bool_]) -> Array:
-    """Return the counts [H, 100, 3] of an event's chances [N, H]."""
-    steps = chances.shape[1]
+    """Return the counts [H, 100, 3] of chances [P, N, H]."""
+    steps = chances.shape[-1]
     bins = (np.minimum(chances * 100, 99).astype(np.int64) + 100 * np.arange(steps)).ravel()
     weights = (np.ones(len(bins)), chances.ravel(), came.ravel())
     sums: Array = np.stack([np.bincount(bins, of, 100 * steps) for of in weights], axis=1)
     return sums.reshape(steps, 100, 3)
 
 
-def _closes(series: Series, prediction: Prediction, reference: Array) -> Iterator[_Event]:
+def _closes(series: Series, prediction: Prediction, reference: Array) -> _Events:
     shape = prediction.quantiles.shape[:2]
+    levels = np.moveaxis(reference[..., DECILES], -1, 0)
     # Each step has a price of its own, so each is a forecast by itself.
     close = np.exp(prediction.quantiles.reshape(-1, 1, len(LEVELS)))
-    chances, truth = Chances(None, close, np.ones(len(close))), realised(series, prediction.origins, shape[1])
-    for place in DECILES:
-        level = reference[..., place]
-        yield chances.above(np.exp(level.ravel())).reshape(shape), 1 - LEVELS[place], truth > level
+    of_steps = Chances(None, close, np.ones(len(close)))
+    chances = np.stack([of_steps.above(np.exp(level.ravel())).reshape(shape) for level in levels])
+    return chances, 1 - LEVELS[DECILES, None, None], realised(series, prediction.origins, shape[1]) > levels
 
 
-def _touches(
-    prediction: Prediction, of_walk: Extremes, walk_width: Array, reached: Array
-) -> Iterator[_Event]:
+def _touches(prediction: Prediction, walk: Extremes, walk_width: Array, reached: Array) -> _Events:
     assert prediction.extremes is not None
-    width = extremes.width(prediction.quantiles)
-    for side in range(len(SIDES)):
-        for chance in CHANCES:
-            # In units of the walk's width, chances of the model in units of its own: the same price in both.
-            level = of_walk.reach(side, chance) * walk_width
-            yield prediction.extremes.touched(side, level / width), chance, reached[side] >= level
+    prices = [(side, chance) for side in range(len(SIDES)) for chance in CHANCES]
+    # In units of the walk's width, chances of the model in units of its own: the same price in both.
+    levels = np.stack([walk.reach(side, chance) * walk_width for side, chance in prices])
+    shares = levels / extremes.width(prediction.quantiles)
+    chances = np.stack(
+        [prediction.extremes.touched(side, share) for (side, _), share in zip(prices, shares, strict=True)]
+    )
+    came = np.stack([reached[side] >= level for (side, _), level in zip(prices, levels, strict=True)])
+    return chances, np.array([chance for _, chance in prices])[:, None, None], came
 
 
-def _outcomes(
-    model: Chances, walk: Chances, reached: Array, unit: float
-) -> Iterator[tuple[Array, Array, NDArray[np.bool_]]]:
-    """Yield the chances [N, 3] of target first, stop first and neither, and which came."""
-    candles = np.ascontiguousarray(np.moveaxis(reached, -1, 0))  # counted along origins, which is faster
-    for far, near in PAIRS:
-        for side, sign in enumerate((1, -1)):
-            # The candle, from 0, that reaches each first; where none does, the number of candles.
-            target = (candles[:, side] < far * unit).sum(axis=0)
-            stop = (candles[:, 1 - side] < near * unit).sum(axis=0)
-            # A candle that reaches both counts for the stop.
-            won, lost = target < stop, (stop <= target) & (stop < len(candles))
-            prices = np.exp(sign * far * unit), np.exp(-sign * near * unit)
-            firsts = [of.first(*prices)[:, 0] for of in (model, walk)]
-            stated, reference = (np.column_stack([first, 1 - first.sum(axis=-1)]) for first in firsts)
-            yield stated, reference, np.column_stack([won, lost, ~(won | lost)])
+def _outcomes(model: Chances, walk: Chances, reached: Array, unit: float) -> _Events:
+    """Return chances [P, N, 3] of target first, stop first and neither, and which of them came."""
+    far, near = unit * np.repeat(PAIRS, 2, axis=0).T
+    long = np.arange(len(far)) % 2 == 0
+    up, down = np.where(long, far, near), np.where(long, near, far)
+    prices = np.exp([np.where(long, up, -down), np.where(long, -down, up)])[..., None]
+    firsts = [of.first(*prices)[..., 0, :] for of in (model, walk)]
+    stated, by_walk = (np.append(first, 1 - first.sum(axis=-1, keepdims=True), axis=-1) for first in firsts)
+    # The candle, from 0, that reaches a price first; where none does, the number of candles.
+    sides = np.ascontiguousarray(np.moveaxis(reached, -1, 1))
+    by_up, by_down = (
+        (side < away[:, None, None]).sum(axis=1) for side, away in zip(sides, (up, down), strict=True)
+    )
+    # A candle that reaches both counts for the stop.
+    won = np.where(long[:, None], by_up < by_down, by_down < by_up)
+    decided = np.minimum(by_up, by_down) < reached.shape[-1]
+    return stated, by_walk, np.stack([won, decided & ~won, ~decided], axis=-1)

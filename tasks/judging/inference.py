@@ -6,6 +6,7 @@ independent: intervals resample blocks of time, variances include autocovariance
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ def block_ids(times: NDArray[np.int64], length_us: int, start: int | None = None
     return (times - (times.min() if start is None else start)) // length_us
 
 
+@lru_cache(maxsize=2)
 def bootstrap_weights(blocks: int, draws: int = DRAWS, seed: int = 0) -> Array:
     """Return weights [draws, blocks]: how often each resample draws each block (with replacement)."""
     # Multinomial counts are the same draw as block indices with replacement, in one product with the sums per block:

@@ -110,7 +110,7 @@ def judge_member(
     losses |= {f"reference_{k}": v.mean(axis=1) for k, v in reference_losses.items()}
     for name, values in (chances or {}).items():
         steps[name] = values.mean(axis=0)
-        if name.endswith("_brier"):
+        if name.removeprefix("reference_") in P_OF:
             losses[name] = values.mean(axis=1)
     score = MemberScore(
         symbol=series.symbol,
@@ -124,9 +124,9 @@ def judge_member(
         step_us=step_us(series),
     )
     score.metrics.update(certainty(score, seed))
-    for name in (name for name in (f"{of}_brier" for of in (*SCORED, OUTCOMES)) if name in losses):
-        score.metrics[f"test_{name}"] = float(losses[name].mean())
-        score.metrics[f"test_{name}_ratio"] = _ratio(losses, name)
+    for name in (name for name in (f"{of}_brier" for of in (*SCORED, OUTCOMES)) if name in steps):
+        score.metrics[f"test_{name}"] = float(steps[name].mean())
+        score.metrics[f"test_{name}_ratio"] = _ratio(steps, name)
         if name in P_OF:
             score.metrics.update(certainty(score, seed, name))
     return score
