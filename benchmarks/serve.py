@@ -10,7 +10,8 @@ byte; the first request to each address is among those that are timed.
 throughput: 4 clients ask for `/api/candles/…?limit=5000`, of all series in turn, as fast as they can.
 latency: 50 clients ask once a second each at limit=500, all routes of the API in equal shares over all series; a late
     client does not catch up. A row for all and one for each route.
-touch: the chances of 1,000 prices by each step of every series' newest forecast, without the service.
+touch: the chances of 1,000 prices by each step of every series' newest forecast, and of 1,000 pairs of a target and a
+    stop, without the service.
 written: 4 clients ask every route that reads MLflow, of all series in turn, 2,000 times (`--times`), while another
     process logs models without a pause to a store of 70 nights with two fleets of 20 models: 3,010 runs. The first
     answer of each address is a row of its own, asked for before.
@@ -49,7 +50,7 @@ from cpbmodels import Series, train_fleet
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.months import latest
-from tasks.forecasting.price_chances import chances_of
+from tasks.forecasting.price_chances import PriceChances, chances_of
 from tasks.forecasting.record import score_due
 from tasks.storage.model_folder import read_config
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
@@ -203,12 +204,25 @@ def touch(args: argparse.Namespace) -> dict[str, Any]:
         for coin in series:
             version = latest(home, coin)["model_version"][0]
             member.save(home / "hub" / coin.label / coin.timeframe, {"model_version": version})
-        begun = time.perf_counter()
-        for coin in series:
-            rows = latest(home, coin)
-            chances = chances_of(home, coin, rows).touch(np.linspace(50, 200, 1000).tolist())
-            assert len(chances) == 10_000
-        return {f"{args.series} series, 1,000 prices": {"s": time.perf_counter() - begun}}
+        asked = {"1,000 prices": _touches, "1,000 pairs of target and stop": _firsts}
+        times: dict[str, Any] = {}
+        for what, ask in asked.items():
+            begun = time.perf_counter()
+            for coin in series:
+                rows = latest(home, coin)
+                assert ask(chances_of(home, coin, rows)) == 10_000
+            times[f"{args.series} series, {what}"] = {"s": time.perf_counter() - begun}
+        return times
+
+
+def _touches(of: PriceChances) -> int:
+    return len(of.touch(np.linspace(50, 200, 1000).tolist()))
+
+
+def _firsts(of: PriceChances) -> int:
+    away = np.linspace(0.001, 0.5, 1000)
+    last_close = float(of.chances.last_close)
+    return of.chances.first(last_close * (1 + away), last_close * (1 - away[::-1]))[..., 0].size
 
 
 MEMBERS = 20
