@@ -1,12 +1,15 @@
-"""What `judging.md` says of the scores of chances is how they are scored."""
+"""What `judging.md` says of the scores of chances is how they are scored, and README's figures are those measured."""
 
 import re
+
+import pytest
 
 from schemas.chances import OUTCOMES, SCORED
 from tasks.judging import chance_scores
 from tasks.judging.scores import LEVELS
 from tests.tools.doc_blocks import ROOT
 
+README, RESULTS = (ROOT / "README.md").read_text(), (ROOT / "docs/results.md").read_text()
 JUDGING = (ROOT / "docs/judging.md").read_text()
 
 
@@ -25,3 +28,23 @@ def test_every_score_of_a_chance_that_the_page_names_exists():
     names |= {f"test_{of}_p" for of in SCORED}
     told = {*re.findall(rf"`(test_(?:{'|'.join(SCORED)})_\w+)`", JUDGING)}
     assert told == names
+
+
+@pytest.mark.parametrize(
+    ("section", "row"),
+    [
+        ("Target or stop, and closes above a price", "target before stop within ten hours"),
+        ("The chance of a touch", "1h"),
+    ],
+)
+def test_the_gains_that_the_readme_names_are_those_of_the_results(section, row):
+    table = RESULTS.partition(f"### {section}\n")[2].partition("\n#")[0]
+    cells = re.search(rf"^\| {row} \|.*", table, re.MULTILINE)[0]
+    ratio = re.search(r"\*\*([\d.]+)\*\*", cells)[1]
+    anchor = re.sub(r"[^\w -]", "", section.lower()).replace(" ", "-")
+    told = re.search(rf"\[([\d.]+) % below a random walk's\]\(docs/results.md#{anchor}\)", README)
+    assert told[1] == f"{100 * (1 - float(ratio)):.1f}"
+    assert re.search(r"\| 100 % \|", cells)  # "lower on each of the 20 coins"
+    chances = re.findall(r"([\d.]+)/([\d.]+)", cells)
+    assert len(chances) == 10
+    assert max(abs(float(stated) - float(came)) for stated, came in chances) < 1  # "less than one point"
