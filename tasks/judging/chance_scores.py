@@ -40,7 +40,8 @@ def chance_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> 
 
     Without a table of extremes it is `above` alone, and with a table that does not know what is reached first `touch`
     besides. Each step's chance is read from its own row of the table, of the walk as well. What a forecast states is
-    the largest chance of the steps up to it, seldom more, and then by less than .001 (on 20 coins).
+    the largest chance of the steps up to it, seldom more: on 20 coins by less than .001 of a touch, and by more than
+    that in .3 % of the targets before a stop.
 
     Args:
         walk: the reference, fitted on the training origins.
