@@ -12,7 +12,7 @@ from pathlib import Path
 MAX_LISTED = 16  # names of a choice that are all listed in a message
 MAX_SHOWN = 60  # characters of a value in a message
 
-_GROUPED = re.compile(r"(?<![^,])\d{1,3},\d{3}(?:\.\d*)?(?![^,])")
+_GROUPED = re.compile(r"(?<![^,\s])\d{1,3},\d{3}(?:\.\d*)?(?![^,\s])")
 """Two prices, or one whose thousands are grouped."""
 
 

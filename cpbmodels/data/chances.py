@@ -29,7 +29,7 @@ def numbers(given: Numbers) -> np.ndarray:
     try:
         return np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise PriceError(f"{given!r} is neither a number nor a list of numbers.") from None
+        raise PriceError(f"{shown(given)} is neither a number nor a list of numbers.") from None
 
 
 def pairs(given: Pairs) -> np.ndarray:
@@ -86,7 +86,7 @@ class Chances:
             PriceError: a price is not a number above 0.
             ModelError: the model has no table of extremes.
         """
-        move = self._move(price, "touched")
+        (move,) = self._moves("touched", price)
         distance = np.abs(move)[..., None] / self.width
         chances = np.ones_like(distance)
         for side, beyond in enumerate((move > 0, move < 0)):
@@ -118,7 +118,7 @@ class Chances:
             raise ModelError(
                 "The model's table of extremes does not know which of two prices is reached first: train it again."
             )
-        goal, loss = np.broadcast_arrays(self._move(target, "reached"), self._move(stop, "reached"))
+        goal, loss = self._moves("reached", target, stop)
         apart = goal * loss < 0
         chances = np.full((*apart.shape, self.width.shape[-1], 2), np.nan)
         widths = np.broadcast_to(self.width, chances.shape[:-1])
@@ -151,7 +151,7 @@ class Chances:
         Raises:
             PriceError: a price is not a number above 0.
         """
-        move = self._move(price, "closed above")[..., None]
+        move = self._moves("closed above", price)[0][..., None]
         # The interval between two levels in which the price lies, as a place from 0 to 18.
         shape = np.broadcast_shapes(move.shape, self.moves.shape[:-1])
         levels = np.broadcast_to(self.moves, (*shape, len(QUANTILES)))
@@ -195,8 +195,8 @@ class Chances:
         """The stop that is touched by the last step with this chance, and a target `reward` times as far in price.
 
         Raises:
-            PriceError: the side is neither long nor short, the reward is not above 0, or the target of a short would
-                not lie above 0.
+            PriceError: the side is neither long nor short, the reward is not above 0, or the target would lie at the
+                close, or that of a short not above 0.
             ModelError: as in `stop` and `first`.
         """
         times = numbers(reward)
@@ -207,11 +207,11 @@ class Chances:
             )
         stop = self.stop(chance, "down" if side == "long" else "up")[..., -1]
         target = self.last_close + times * (self.last_close - stop)
+        far = f"A target {times:g} times as far from the close as a stop of {shown(chance)} would"
         if not (target > 0).all():
-            raise PriceError(
-                f"A target {reward:g} times as far from the close as a stop of {chance:g} would not lie above 0: give "
-                "a smaller reward or a larger chance."
-            )
+            raise PriceError(f"{far} not lie above 0: give a smaller reward or a larger chance.")
+        if (target == self.last_close).any():
+            raise PriceError(f"{far} lie at the close: give a larger reward or a smaller chance.")
         return Bracket(side, target, stop, self.first(target, stop), float(1 / (1 + times)))
 
     def columns(
@@ -241,12 +241,21 @@ class Chances:
             )
         return self.extremes
 
-    def _move(self, price: Numbers, what: str) -> np.ndarray:
-        """The log-return from the last close to a price."""
-        prices = numbers(price)
-        if not (np.isfinite(prices) & (prices > 0)).all():
-            raise PriceError(f"The price {shown(price)} cannot be {what}: give a number above 0.")
-        return np.log(prices / self.last_close)
+    def _moves(self, what: str, *given: Numbers) -> list[np.ndarray]:
+        """The log-returns from the last close to prices, which broadcast."""
+        prices = [numbers(each) for each in given]
+        for each in prices:
+            if (wrong := ~(np.isfinite(each) & (each > 0))).any():
+                raise PriceError(f"The price {each[wrong][0]:g} cannot be {what}: give a number above 0.")
+        try:
+            *prices, close = np.broadcast_arrays(*prices, self.last_close)
+        except ValueError:
+            shapes = " and ".join(str(each.shape) for each in (*prices, self.last_close))
+            raise PriceError(
+                f"Arrays of the shapes {shapes} do not broadcast: give as many targets as stops, and of several "
+                "forecasts one price, or one each."
+            ) from None
+        return [np.log(each / close) for each in prices]
 
 
 def _tail(distance: np.ndarray, tenth: np.ndarray, twentieth: np.ndarray) -> np.ndarray:

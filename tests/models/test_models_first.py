@@ -162,6 +162,32 @@ def test_an_impossible_price_is_refused(forecast, price):
             ask()
 
 
+@pytest.mark.parametrize(
+    ("ask", "shapes"),
+    [
+        (lambda one, many: one.first([102, 103], [97, 98, 99]), r"\(2,\) and \(3,\) and \(\)"),
+        (lambda one, many: many.touch([102, 103, 104]), r"\(3,\) and \(2,\)"),
+        (lambda one, many: many.above([102, 103, 104]), r"\(3,\) and \(2,\)"),
+        (lambda one, many: many.first([102, 103, 104], 99), r"\(3,\) and \(\) and \(2,\)"),
+    ],
+)
+def test_arrays_that_do_not_broadcast_are_refused_in_a_sentence(ask, shapes):
+    width = paths(windows=2)[1]
+    close = 100 * np.exp(np.linspace(-9 / 16, 9 / 16, 19) * width[..., None])
+    with pytest.raises(ModelError, match=f"shapes {shapes} do not broadcast: give as many targets as stops"):
+        ask(Chances(FITTED, close[0], 100.0), Chances(FITTED, close, np.full(2, 100.0)))
+
+
+@pytest.mark.parametrize(
+    ("price", "shown"),
+    [(np.float64("nan"), "nan"), ([101.0] * 999 + [-2.5], "-2.5"), (np.zeros((9, 9)), "0")],
+)
+def test_an_impossible_price_is_named_alone(forecast, price, shown):
+    for ask in (forecast.touch, forecast.above, lambda price: forecast.first(price, 1)):
+        with pytest.raises(ModelError, match=f"^The price {shown} cannot be "):
+            ask(price)
+
+
 def test_what_came_first_on_new_candles_is_what_was_stated():
     coins = [Series.from_frame(table(8000, seed), f"C{seed}", test=0.5) for seed in range(3)]
     (model,) = train_fleet(coins, "robust-har", "smoke", seeds=[1], device="cpu", scope="universal")
@@ -236,7 +262,15 @@ def test_a_bracket_is_a_stop_and_a_target_with_their_chances(forecast):
         ({"reward": [1, 2]}, "a number above 0"),
         ({"reward": "x"}, "neither a number"),
         ({"chance": 1}, "between 0 and 1"),
-        ({"side": "short", "reward": 1e6}, "would not lie above 0"),
+        (
+            {"side": "short", "reward": "1e6"},
+            "as a stop of 0.05 would not lie above 0: give a smaller reward",
+        ),
+        (
+            {"chance": 1 - 1e-16, "reward": 3},
+            "would lie at the close: give a larger reward or a smaller chance",
+        ),
+        ({"reward": 1e-300}, "would lie at the close"),
     ],
 )
 def test_an_impossible_bracket_is_refused(forecast, given_, why):

@@ -25,7 +25,11 @@ def test_a_list_of_prices(texts, prices):
 
 
 @pytest.mark.parametrize(
-    "text", ["98,500", "98,500.5", "1,000,000", "98,500,105000", "105000,98,500", "1,234,50"]
+    "text",
+    [
+        *("98,500", "98,500.5", "1,000,000", "98,500,105000", "105000,98,500", "1,234,50"),
+        *(" 98,500", "98,500 ", "105000, 98,500", "98,500 ,105000"),
+    ],
 )
 def test_thousands_and_a_list_are_not_told_apart(text):
     with pytest.raises(UsageError, match="can be read as one price or as two: write") as caught:
