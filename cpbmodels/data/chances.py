@@ -129,9 +129,15 @@ class Chances:
         """The chances [N, H, 2] of log-returns [N] on opposite sides, where forecasts have widths [N, H]."""
         up = np.maximum(goal, loss)[:, None] / widths
         down = -np.minimum(goal, loss)[:, None] / widths
-        up_first, down_first, both = self.table.decided(up, down)
+        up_first, down_first, both, *touches = self.table.decided(up, down)
         long = (goal > 0)[:, None]
         gains, losses = np.where(long, up_first, down_first), np.where(long, down_first, up_first) + both
+        to_goal, to_loss = (np.where(long, *of) for of in (touches, touches[::-1]))
+        # What comes first is touched, and what is touched is decided. Between the levels of prices so near that many
+        # candles do not leave the close, the shares alone would miss that by up to .2.
+        losses = np.minimum(losses, to_loss)
+        gains = np.clip(gains, to_goal - losses, to_goal)
+        losses = np.maximum(losses, to_loss - gains)
         # What was decided before stays decided, and all three chances sum to 1. Each step has a table of its own, and
         # shares between its levels are interpolated: neither holds by itself.
         chances = np.zeros((*gains.shape, 2))

@@ -113,8 +113,9 @@ class Extremes:
         rising = -self._log_chances()
         return np.array([np.interp(-np.log(chance), rising, row) for row in self._nodes(side)])
 
-    def decided(self, up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The shares [..., H] that reach up first, down first, and both within the candle that reaches the first.
+    def decided(self, up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The shares [..., H] that reach up first, down first, both within the candle that reaches the first; and, of
+        `touched`, up, down.
 
         Args:
             up, down: distances [..., H] of two prices.
@@ -137,7 +138,7 @@ class Extremes:
             + a * b * grid[:, steps, i + 1, j + 1]
         )
         above, below = self.touched(0, up), self.touched(1, down)
-        return above * between[0], below * between[1], above * between[2]
+        return above * between[0], below * between[1], above * between[2], above, below
 
     def _log_chances(self) -> np.ndarray:
         """Logarithms [1 + L + 6] of the chances 1, `chances`, and of six that are tenfold smaller each."""

@@ -83,7 +83,7 @@ def test_at_its_levels_the_table_is_what_was_counted(levels):
             first["up"] += at[0] < at[1]
             first["down"] += at[1] < at[0]
             first["both"] += at[0] == at[1] <= step
-        above, below, both = FITTED.decided(*(np.full(H, distance) for distance in (up, down)))
+        above, below, both, *_ = FITTED.decided(*(np.full(H, distance) for distance in (up, down)))
         counted = np.array([first["up"], first["down"], first["both"]]) / len(widths)
         np.testing.assert_allclose([above[step], below[step], both[step]], counted, atol=2e-3)
 
@@ -105,9 +105,26 @@ def test_three_chances_sum_to_one_grow_with_the_step_and_agree_with_the_touch(go
     assert (first >= 0).all()
     assert (first.sum(axis=-1) <= 1 + 1e-12).all()
     assert (np.diff(first, axis=0) >= 0).all()
-    touch = chances.touch(target)
-    assert (first[:, 0] <= touch + 1e-12).all()
-    assert (touch <= first.sum(axis=-1) + 0.03).all()
+    for price, of in ((target, first[:, 0]), (stop, first[:, 1])):
+        touch = chances.touch(price)
+        assert (of <= touch + 1e-12).all()
+        assert (touch <= first.sum(axis=-1) + 1e-12).all()
+
+
+@pytest.mark.parametrize("drift", [0, 0.02])
+def test_where_candles_often_stand_still_what_comes_first_is_touched(drift):
+    draw = np.random.default_rng(4)
+    moves = draw.standard_t(4, (2000, H)) * (draw.random((2000, H)) > 0.7) / 30 + drift
+    reached = np.maximum.accumulate(np.maximum([moves.cumsum(axis=1), -moves.cumsum(axis=1)], 0), axis=-1)
+    width = np.sqrt(np.arange(1, H + 1)) / 10
+    chances = chances_of(extremes.fit(reached, np.tile(width, (2000, 1))), width)
+    up, down = np.exp(np.geomspace(1e-5, 1, 40))[:, None], np.exp(-np.geomspace(1e-5, 1, 40))
+    for target, stop in ((up, down), (down, up)):
+        first = chances.first(target, stop)
+        for place, price in enumerate((target, stop)):
+            touch = chances.touch(price)
+            assert (first[..., place] <= touch + 1e-12).all()
+            assert (touch <= first.sum(axis=-1) + 1e-12).all()
 
 
 @settings(max_examples=60, deadline=None)
