@@ -204,10 +204,15 @@ def test_a_typed_price_moves_the_line_and_a_bad_one_gets_the_services_sentence(
     assert middle(page, "target")[1] > before
     check(page, sentence)
 
+    loss = prices(page)[1]
     stop.fill("abc")
     stop.press("Enter")
-    expect(line).to_contain_text("Stop 'abc' cannot be used")
+    expect(line).to_contain_text("Stop 'abc' is not one price: write a number without commas")
     assert stop.get_attribute("aria-invalid") is not None
+    stop.fill("")
+    stop.press("Enter")
+    assert prices(page)[1] == loss
+    check(page, sentence)
     stop.fill(f"{last * 1.02:.2f}")
     stop.press("Tab")
     expect(line).to_contain_text("do not lie on opposite sides of the last close")
@@ -317,3 +322,19 @@ def test_the_three_shares_add_up_to_100(open_page, touchable):
         "async () => (await import('/static/words.js')).byTime('2026-11-29T22:00:00Z', Date.UTC(2026, 10, 28))"
     )
     assert far == "29 Nov, 22:00"
+
+
+def test_a_crosshair_goes_when_the_scale_moves_under_it(open_page, touchable):
+    page = open_chart(open_page, touchable, **DESK)
+    chart = page.locator("#chart").bounding_box()
+    crosshair = page.locator(".cross.box")
+    far = prices(page)[0] * 1.03
+    for moves in (
+        lambda: [page.fill("#target-price", f"{far:.2f}"), page.press("#target-price", "Enter")],
+        lambda: page.set_viewport_size({"width": 1300, "height": 900}),
+    ):
+        page.mouse.move(chart["x"] + chart["width"] / 2, chart["y"] + chart["height"] / 3)
+        page.mouse.move(chart["x"] + chart["width"] / 2, chart["y"] + chart["height"] / 3 + 5)
+        expect(crosshair).to_be_visible()
+        moves()
+        expect(crosshair).to_be_hidden()

@@ -135,7 +135,7 @@ export function targetAndStop(series, host, { asked = {}, onleft, onchosen }) {
   function typed(made) {
     const text = made.input.value.trim();
     if (text === shown(made)) return;
-    take(made, text);
+    if (text) take(made, text); else made.text = null; // an emptied field has its price again
     made.input.value = shown(made);
     changed();
     left(made);

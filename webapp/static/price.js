@@ -75,7 +75,7 @@ export function priceChart(series, readout, { asked, onchosen }) {
       if (event["xaxis.range[0]"] !== undefined) moved([instant(event["xaxis.range[0]"]), instant(event["xaxis.range[1]"])]);
     });
     host.on("plotly_relayouting", cross.hide);
-    host.on("plotly_afterplot", lines.place);
+    host.on("plotly_afterplot", () => { cross.hide(); lines.place(); }); // the price axis may have moved under it
     host.on("plotly_doubleclick", home);
     pointers(host, { ...cross, grip });
   }
@@ -83,7 +83,6 @@ export function priceChart(series, readout, { asked, onchosen }) {
   // After each move: prices fill the height again, and candles follow where the edge comes near.
   async function moved(range) {
     state.range = range;
-    cross.hide();
     await fitPrices(range);
     const width = range[1] - range[0];
     const wantsOlder = state.x.length >= state.limit && state.limit < MOST && range[0] < state.x[0] + NEAR * width;
