@@ -33,7 +33,7 @@ def parse_prices(*texts: str, option: str = "price") -> list[float]:
         prices = []
     if not (1 <= len(prices) <= 1000 and all(MIN_PRICE <= price <= MAX_PRICE for price in prices)):
         raise UsageError(
-            f"{text[:40]!r} is no list of prices: give at most 1,000 from 1e-12 to 1e12, as in 98000,105000",
+            f"{option} {text[:40]!r} is no list of prices: give at most 1,000 from 1e-12 to 1e12, as in 98000,105000",
             code="touch",
             field=option,
         )
@@ -70,15 +70,21 @@ def parse_chances(text: str) -> list[float]:
     return chances
 
 
-def _one_price(text: str, option: str) -> float:
-    prices = [] if "," in text else parse_prices(text, option=option)
-    if not prices:
+def parse_price(text: str, option: str) -> float:
+    """Return the price in a text such as `98000`; errors name the option.
+
+    Raises:
+        UsageError: it is no price, or several.
+    """
+    try:
+        (price,) = parse_prices(text, option=option)
+    except (UsageError, ValueError):
         raise UsageError(
-            f"{option} {text[:40]!r} is not one price: write a number without commas, as in 98000",
+            f"{option} {text[:40]!r} is not one price: write a number without commas from 1e-12 to 1e12, as in 98000",
             code="touch",
             field=option,
-        )
-    return prices[0]
+        ) from None
+    return price
 
 
 class ForecastSpec(ScopeSpec):
@@ -111,19 +117,20 @@ class ForecastSpec(ScopeSpec):
     def _questions_can_be_asked(self) -> Self:
         if (self.target is None) != (self.stop is None):
             given, missing = ("stop", "target") if self.target is None else ("target", "stop")
+            price = parse_price(getattr(self, given), given)
             raise UsageError(
                 f"{given} needs a {missing} on the other side of the last close: add --{missing} PRICE, or ask for "
-                f"the chance of one price alone, with --touch {getattr(self, given)}",
+                f"the chance of one price alone, with --touch {price:.12g}",
                 code="pair",
                 field=missing,
             )
         # Whatever the scope: this also refuses what cannot be read.
         if self.questions and (len(self.scope.symbols), len(self.intervals)) != (1, 1):
-            field = next(name for name in _QUESTIONS if getattr(self, name) is not None)
-            option = field.replace("_", "-")
+            asked = {name: getattr(self, name) for name in _QUESTIONS if getattr(self, name) is not None}
+            field, *_ = asked
+            options = " ".join(f"--{name.replace('_', '-')} {text}" for name, text in asked.items())
             raise UsageError(
-                f"{option} needs one coin and one timeframe, as in `cpb forecast BTC 1h --{option} "
-                f"{getattr(self, field)}`",
+                f"{field.replace('_', '-')} needs one coin and one timeframe, as in `cpb forecast BTC 1h {options}`",
                 code="touch",
                 field=field,
             )
@@ -136,7 +143,7 @@ class ForecastSpec(ScopeSpec):
         if self.touch is not None:
             asked["touch"] = (parse_prices(self.touch, option="touch"),)
         if self.target is not None and self.stop is not None:
-            asked["first"] = (_one_price(self.target, "target"), _one_price(self.stop, "stop"))
+            asked["first"] = (parse_price(self.target, "target"), parse_price(self.stop, "stop"))
         if self.above is not None:
             asked["above"] = (parse_prices(self.above, option="above"),)
         if self.stop_chance is not None:

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.coins import symbol_of
 from schemas.errors import MemberError, UsageError
-from schemas.forecasting import MAX_PRICE, MIN_PRICE, parse_prices
+from schemas.forecasting import MAX_PRICE, MIN_PRICE, parse_price, parse_prices
 from schemas.identity import OWN, SIM, Market, SeriesId
 from tasks.figures.themes import THEMES, themed
 from webapp import all_series, answers, figures, one_series, runs, stored
@@ -81,7 +82,16 @@ Until = Annotated[
     Query(description="newest close or issue; UTC where no zone is given", json_schema_extra=_YEARS),
 ]
 Price = Annotated[float, Field(ge=MIN_PRICE, le=MAX_PRICE)]
-OnePrice = Annotated[Price, Query(description="target and stop lie on opposite sides of the last close")]
+Target = Annotated[
+    Price,
+    BeforeValidator(partial(parse_price, option="target")),
+    Query(description="a price on the other side of the last close than the stop"),
+]
+Stop = Annotated[
+    Price,
+    BeforeValidator(partial(parse_price, option="stop")),
+    Query(description="a price; a candle that reaches both counts for the stop"),
+]
 Prices = Annotated[
     tuple[Price, ...],
     BeforeValidator(lambda given: parse_prices(*map(str, given)) if given else given),
@@ -204,7 +214,7 @@ def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
         return one_series.touch(home, series, price)
 
     @router.get("/api/first/{symbol}/{timeframe}", responses=SERIES)
-    def first(series: Series, target: OnePrice, stop: OnePrice) -> answers.First:
+    def first(series: Series, target: Target, stop: Stop) -> answers.First:
         """Return the chances that a target, and that a stop, is reached first, by each step of the newest forecast."""
         return one_series.first(home, series, target, stop)
 

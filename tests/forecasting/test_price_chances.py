@@ -276,7 +276,7 @@ def test_the_documents_ask_all_questions():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("BTC", "1h", "--touch", "98000,x"), "'98000,x' is no list of prices: give at most 1,000"),
+        (("BTC", "1h", "--touch", "98000,x"), "touch '98000,x' is no list of prices: give at most 1,000"),
         (("BTC", "1h", "--touch", "-1"), "'-1' is no list"),
         (("BTC", "1h", "--touch", "inf"), "'inf' is no list"),
         (("BTC", "1h", "--touch", ""), "'' is no list"),
@@ -284,8 +284,14 @@ def test_the_documents_ask_all_questions():
         (("BTC", "--touch", "98000"), "touch needs one coin and one timeframe"),
         (
             ("BTC", "--stop-chance", "5%"),
-            "stop-chance needs one coin and one timeframe, as in `cpb forecast BTC",
+            "stop-chance needs one coin and one timeframe, as in `cpb forecast BTC 1h --stop-chance 5%`",
         ),
+        (
+            ("--target", "107000", "--stop", "103000"),
+            "target needs one coin and one timeframe, as in `cpb forecast BTC 1h --target 107000 --stop 103000`",
+        ),
+        (("BTC", "1h", "--stop", "5%"), "stop '5%' is not one price: write a number without commas"),
+        (("BTC", "1h", "--target", "107000", "--stop", "5%"), "stop '5%' is not one price"),
         (
             ("BTC", "1h", "--target", "107000"),
             "target needs a stop on the other side of the last close: add --stop",
@@ -298,7 +304,7 @@ def test_the_documents_ask_all_questions():
             ("BTC", "1h", "--target", "107,000", "--stop", "1"),
             "target '107,000' is not one price: write a number",
         ),
-        (("BTC", "1h", "--target", "x", "--stop", "1"), "'x' is no list of prices"),
+        (("BTC", "1h", "--target", "x", "--stop", "1"), "target 'x' is not one price"),
         (("BTC", "1h", "--above", "98,500"), "'98,500' can be read as one price or as two"),
         (
             ("BTC", "1h", "--stop-chance", "5"),

@@ -56,7 +56,7 @@ def test_a_model_without_a_table_and_a_series_without_a_forecast_say_so(touch):
 def test_an_impossible_price_is_refused_with_a_sentence(touch, price):
     answer = touch(price)
     assert answer.status_code == 422
-    assert re.match(r"'.*' is no list of prices: ", answer.json()["detail"])
+    assert re.match(r"price '.*' is no list of prices: ", answer.json()["detail"])
 
 
 def test_of_a_target_and_a_stop_each_step_says_which_is_reached_first(ask, touch):
@@ -167,3 +167,13 @@ def test_the_chart_marks_prices_and_tells_the_chance_at_the_crosshair(
 
     page.get_by_role("button", name="‹ Earlier").click()
     until(page, "!document.getElementById('chart').layout.shapes.some((s) => s.xref === 'paper')")
+
+
+@pytest.mark.parametrize("price", ["abc", "103,000", "103 000", "-5", "0", "nan", "inf", "98000,99000"])
+@pytest.mark.parametrize("which", ["target", "stop"])
+def test_a_target_or_stop_that_is_not_one_price_is_refused_with_a_sentence(ask, which, price):
+    answer = ask("first", **({"target": 1, "stop": 1} | {which: price}))
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(
+        f"{which} '{price}' is not one price: write a number without commas"
+    )
