@@ -83,7 +83,7 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
         ModelError: a target has no stop or a stop no target, or a price may be two.
     """
     texts = {name: options[name] for name in COLUMNS if options.get(name)}
-    for name in ("target_price", "stop_price", "above"):
+    for name in ("touch", "target_price", "stop_price", "above"):
         if why := two_readings(texts.get(name, "")):
             raise ModelError(f"{name} {why}.")
     asked: dict[str, Any] = {name: text.split(",") for name, text in texts.items()}
