@@ -25,7 +25,7 @@ def parse_prices(*texts: str, option: str = "price") -> list[float]:
     """
     for text in texts:
         if why := two_readings(text):  # a wrong guess gives a wrong chance
-            raise UsageError(why, code="touch", field=option)
+            raise UsageError(f"{option} {why}", code="touch", field=option)
     text = ",".join(texts)
     try:
         prices = [float(part) for part in text.split(",")]
