@@ -174,19 +174,30 @@ class RiskFromForecast:
     """The chance that the stop is hit within these candles."""
     cpb_reward: float | None = None
     """The distance of a target from the close, in distances of the stop (R), such as 3. Then stop and target stay where
-    they lay when the trade opened, and with freqtrade's `use_custom_roi = True` the trade ends at the target. None: no
-    target, and a stop that follows each candle."""
+    they lay when the trade opened, and freqtrade (2025.5 or later) ends the trade at the target, unless the strategy has
+    `use_custom_roi = False`. None: no target, and a stop that follows each candle."""
     cpb_target_risk: float = 0.005
     """Share of the wallet that a move of one `cpb_sigma` over the horizon gains or loses; two of three are smaller."""
 
     use_custom_stoploss = True
+    use_custom_roi = True
     config: Any
     dp: Any
     timeframe: str
     wallets: Any
 
     def add_forecasts(self, dataframe: pd.DataFrame, metadata: dict[str, Any]) -> pd.DataFrame:
-        """Return the candles with the columns that stake and stop-loss read; for `populate_indicators`."""
+        """Return the candles with the columns that stake, stop-loss and target read; for `populate_indicators`.
+
+        Raises:
+            ModelError: as in the function `add_forecasts`; a target that this freqtrade would ignore.
+        """
+        # Of freqtrade's own base class: `custom_roi` below would be there, and never be called.
+        if self.cpb_reward is not None and not hasattr(super(), "custom_roi"):
+            raise ModelError(
+                "This freqtrade would ignore the target of cpb_reward, which needs freqtrade 2025.5 or later: update "
+                "it, or set cpb_reward = None."
+            )
         pair = metadata["pair"]
         folder = Path(self.config["user_data_dir"]) / self.cpb_models
         # No model at the folder itself: then one for each pair below it.
@@ -276,10 +287,7 @@ class RiskFromForecast:
         side: Direction,
         **kwargs: Any,
     ) -> float | None:
-        """The profit at the target of the candle after which the trade opened, for freqtrade; None without a target.
-
-        freqtrade asks for it only where a strategy has `use_custom_roi = True`.
-        """
+        """The profit at the target of the candle after which the trade opened, for freqtrade; None without a target."""
         if self.cpb_reward is None:
             return None
         rate = self._forecast(pair, trade.open_date_utc, self._bracket("target", side))

@@ -228,7 +228,16 @@ def test_without_a_forecast_there_is_no_trade(quick):
     assert Strategy(frame).stake(end + timedelta(hours=10)) == 0.0  # what was forecast is over
 
 
-class Bracketed(Strategy):
+class IStrategy:
+    """What freqtrade's class has since 2025.5."""
+
+    use_custom_roi = False
+
+    def custom_roi(self, *_args, **_options):
+        return None
+
+
+class Bracketed(Strategy, IStrategy):
     cpb_stop_chance, cpb_reward = 0.75, 3.0
 
 
@@ -281,10 +290,23 @@ def test_the_chance_of_the_target_is_a_column_for_entries(quick, tmp_path):
         Strategy(frame).target_first(frame)
 
 
+def test_a_freqtrade_that_would_ignore_the_target_is_refused(quick, tmp_path):
+    quick.save(tmp_path / "cpb")
+    assert Bracketed(None).use_custom_roi  # freqtrade would not ask for the target otherwise
+
+    class Old(Strategy):
+        config = {"user_data_dir": tmp_path}  # noqa: RUF012
+
+    assert "cpb_stop_up_0.05_10" in Old(None).add_forecasts(candles(), {"pair": "BTC/USDT"})
+    Old.cpb_reward = 3.0
+    with pytest.raises(ModelError, match=r"would ignore the target.* needs freqtrade 2025\.5 or later: update it"):
+        Old(None).add_forecasts(candles(), {"pair": "BTC/USDT"})
+
+
 def test_the_example_tags_an_entry_with_the_chance_of_its_candle_and_decides_by_it(
     quick, tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(sys.modules, "freqtrade.strategy", SimpleNamespace(IStrategy=object))
+    monkeypatch.setitem(sys.modules, "freqtrade.strategy", SimpleNamespace(IStrategy=IStrategy))
     strategy = runpy.run_path(str(EXAMPLE))["CpbBracketStrategy"]()
     strategy.config = {"user_data_dir": tmp_path}
     quick.save(tmp_path / "cpb")

@@ -19,7 +19,6 @@ class CpbBracketStrategy(RiskFromForecast, IStrategy):
     process_only_new_candles = True
     can_short = False
     minimal_roi = {"0": 10.0}  # noqa: RUF012  (freqtrade's own way; 1000 %: a trade ends at its target or stop)
-    use_custom_roi = True  # ends a trade at its target
     stoploss = -0.20  # the hard limit; the forecast's stop lies above it
 
     cpb_horizon = 10  # candles ahead, within which target or stop is reached, or neither
