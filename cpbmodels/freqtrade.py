@@ -174,8 +174,8 @@ class RiskFromForecast:
     """The chance that the stop is hit within these candles."""
     cpb_reward: float | None = None
     """The distance of a target from the close, in distances of the stop (R), such as 3. Then stop and target stay where
-    they lay when the trade opened, and freqtrade (2025.5 or later) ends the trade at the target, unless the strategy has
-    `use_custom_roi = False`. None: no target, and a stop that follows each candle."""
+    they lay when the trade opened, and freqtrade (2025.5 or later) ends the trade at the target, unless the strategy
+    has `use_custom_roi = False`. None: no target, and a stop that follows each candle."""
     cpb_target_risk: float = 0.005
     """Share of the wallet that a move of one `cpb_sigma` over the horizon gains or loses; two of three are smaller."""
 

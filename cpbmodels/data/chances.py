@@ -24,7 +24,7 @@ Pairs = tuple[float, float] | Sequence[tuple[float, float]] | np.ndarray
 Direction = Literal["long", "short"]
 
 
-def numbers(given: Numbers) -> np.ndarray:
+def numbers(given: Numbers | Pairs) -> np.ndarray:
     """float64 of a number, or of several; of texts too. PriceError for anything else."""
     try:
         return np.asarray(given, dtype=np.float64)
@@ -35,8 +35,8 @@ def numbers(given: Numbers) -> np.ndarray:
 def pairs(given: Pairs) -> np.ndarray:
     """float64 [K, 2] of pairs (target, stop), or of one of them. PriceError for anything else."""
     try:
-        array = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
+        array = numbers(given)
+    except PriceError:
         array = np.empty(1)
     if array.size and (array.ndim > 2 or array.shape[-1:] != (2,)):
         raise PriceError(
@@ -158,9 +158,9 @@ class Chances:
             PriceError: a price is not a number above 0.
         """
         move = self._moves("closed above", price)[0][..., None]
-        # The interval between two levels in which the price lies, as a place from 0 to 18.
         shape = np.broadcast_shapes(move.shape, self.moves.shape[:-1])
         levels = np.broadcast_to(self.moves, (*shape, len(QUANTILES)))
+        # The interval between two levels in which the price lies, as a place from 0 to 17.
         left = np.clip((levels <= move[..., None]).sum(axis=-1) - 1, 0, len(QUANTILES) - 2)[..., None]
         start, end = (np.take_along_axis(levels, left + more, axis=-1)[..., 0] for more in (0, 1))
         share = np.clip((move - start) / np.maximum(end - start, TINY), 0, 1)

@@ -22,6 +22,7 @@ SIDES = ("up", "down")
 DISTANCE, FIRST, TOUCH = "extremes.distance", "extremes.first", "touch.table"
 """Names among the tensors of a model's folder: the two of a table, and the only one of a table of before, which has
 99 levels in float32 and does not know which of two prices is reached first."""
+TENSORS = (DISTANCE, FIRST, TOUCH)
 
 CHANCES = np.array(
     [
@@ -105,8 +106,7 @@ class Extremes:
 
     def touched(self, side: int, distance: np.ndarray) -> np.ndarray:
         """The share [..., H] of extremes on a side (0 up, 1 down) beyond distances [..., H]."""
-        nodes = self._nodes(side)
-        return np.exp(_by_step(distance, nodes, np.broadcast_to(self._log_chances(), nodes.shape)))
+        return np.exp(_by_step(distance, self._nodes(side), self._log_chances()))
 
     def reach(self, side: int, chance: float) -> np.ndarray:
         """The distance [H] that this share of extremes on a side goes beyond: the inverse of `touched`."""
@@ -127,7 +127,7 @@ class Extremes:
         for side, distance in enumerate((up, down)):
             nodes = self._nodes(side)[:, : grid.shape[2]]
             # Beyond the last level the shares stay what they are there.
-            at = _by_step(distance, nodes, np.broadcast_to(np.arange(nodes.shape[1]), nodes.shape))
+            at = _by_step(distance, nodes, np.arange(nodes.shape[1]))
             places.append(np.minimum(at.astype(np.int64), nodes.shape[1] - 2))
             shares.append(at - places[-1])
         (i, j), (a, b) = places, shares
@@ -199,5 +199,5 @@ def shares(extremes: np.ndarray, widths: np.ndarray, distance: np.ndarray) -> np
 
 
 def _by_step(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Values [..., H] at `at` [..., H] of the lines through (x, y) [H, L], of each step its own."""
-    return np.stack([np.interp(at[..., step], x[step], y[step]) for step in range(len(x))], axis=-1)
+    """Values [..., H] at `at` [..., H] of each step's line through its row of x [H, L] and y [L]."""
+    return np.stack([np.interp(at[..., step], row, y) for step, row in enumerate(x)], axis=-1)

@@ -283,16 +283,16 @@ def _limits(name: str, *, is_table: bool) -> tuple[float, float]:
 
 def extremes_fault(tensors: Mapping[str, np.ndarray], horizon: int) -> str:
     """Why tensors are no table of extremes of a model with this horizon (`Extremes.tensors`), "" if they are one."""
-    levels = len(CHANCES)
-    kinds: dict[str, tuple[type[np.floating[Any]], tuple[int, ...]]] = {
-        DISTANCE: (np.float16, (2, horizon, levels)),
-        FIRST: (np.float16, (3, horizon, levels + 1, levels + 1)),
+    levels, dtype = len(CHANCES), "float16"
+    shapes: dict[str, tuple[int, ...]] = {
+        DISTANCE: (2, horizon, levels),
+        FIRST: (3, horizon, levels + 1, levels + 1),
     }
     if TOUCH in tensors:
-        kinds = {TOUCH: (np.float32, (2, horizon, len(CHANCES_OF_BEFORE)))}
-    if odd := kinds.keys() ^ tensors.keys():
+        shapes, dtype = {TOUCH: (2, horizon, len(CHANCES_OF_BEFORE))}, "float32"
+    if odd := shapes.keys() ^ tensors.keys():
         return f"{min(odd)} is not of the same table as the other tensors"
-    for name, (dtype, shape) in kinds.items():
+    for name, shape in shapes.items():
         if tensors[name].dtype != dtype or tensors[name].shape != shape:
             return f"{name} is not a table of {horizon} steps"
         if fault := tensor_fault(name, tensors[name]):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cpbmodels.arch import architectures
 from cpbmodels.arch.presets import check_together
-from cpbmodels.data.extremes import DISTANCE, FIRST, TOUCH, Extremes
+from cpbmodels.data.extremes import TENSORS, Extremes
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown
 from cpbmodels.files import read_regular
@@ -83,7 +83,7 @@ def member_of(config: Mapping[str, Any], weights: bytes, folder: str | Path) -> 
     except SafetensorError as error:
         raise damaged(folder, str(error)) from None
     configs, parts = part_configs(config), []
-    table = {name: tensors.pop(name) for name in (DISTANCE, FIRST, TOUCH) if name in tensors}
+    table = {name: tensors.pop(name) for name in TENSORS if name in tensors}
     if odd := [name for name, tensor in table.items() if tensor.dtype not in (torch.float16, torch.float32)]:
         raise _differ(folder, odd[0])  # numpy lacks some of torch's types
     arrays = {name: tensor.numpy() for name, tensor in table.items()}

@@ -124,7 +124,8 @@ def stops(member: cpbmodels.Member) -> Reading:
 
 def firsts(member: cpbmodels.Member) -> Reading:
     """Return the chances that a target two of the walk's scales above the close, or a stop one below, comes first."""
-    return _of_chances(member, lambda chances, unit: chances.first(np.exp(2 * unit), np.exp(-unit)))
+    # NaN where the price has stood still so long that both lie at the close.
+    return _of_chances(member, lambda chances, unit: chances.first_or_nan(np.exp(2 * unit), np.exp(-unit)))
 
 
 def _of_chances(member: cpbmodels.Member, read: Callable[[Chances, Array], Array]) -> Reading:

@@ -56,35 +56,34 @@ def chance_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> 
         return {}
     reference = walk.quantiles(series, prediction.origins)
     scores = _scores("above", _closes(series, prediction, reference))
-    if prediction.extremes is None:
+    table = prediction.extremes
+    if table is None:
         return scores
     horizon = prediction.quantiles.shape[1]
     # The walk's own table is fitted like a model's: as many windows, of the same span.
     trained = series.origins("train", 1, horizon)
     learned = trained[:: len(trained) // MAX_WALK_ORIGINS + 1]
-    before, widths = (
-        extremes.reached(series, learned, horizon),
-        extremes.width(walk.quantiles(series, learned)),
-    )
+    before = extremes.reached(series, learned, horizon)
+    widths = extremes.width(walk.quantiles(series, learned))
     levels = extremes.levels(before, widths)
     reached = extremes.reached(series, prediction.origins, horizon)
-    scores |= _scores("touch", _touches(prediction, Extremes(levels), extremes.width(reference), reached))
-    if prediction.extremes.first is None:
+    width, walk_width = extremes.width(prediction.quantiles), extremes.width(reference)
+    scores |= _scores("touch", _touches(table, Extremes(levels), width, walk_width, reached))
+    if table.first is None:
         return scores
     # The last step's table alone: those of all steps would take five times as long.
     last = Extremes(levels[:, -1:], extremes.shares(before, widths[:, -1], levels[:, -1])[:, None])
-    own = Extremes(prediction.extremes.distance[:, -1:], prediction.extremes.first[:, -1:])
+    own = Extremes(table.distance[:, -1:], table.first[:, -1:])
     model, of_walk = (
-        Chances(table, np.exp(quantiles[:, -1:]), np.ones(len(quantiles)))
-        for table, quantiles in ((own, prediction.quantiles), (last, reference))
+        Chances(of, np.exp(quantiles[:, -1:]), np.ones(len(quantiles)))
+        for of, quantiles in ((own, prediction.quantiles), (last, reference))
     )
     unit = max(float(np.median(walk.scale(series, trained, horizon)[:, -1])), extremes.TINY)
     stated, by_walk, came = _outcomes(model, of_walk, reached, unit)
     scores |= _scores("first", (stated[..., :1], by_walk[..., :1], came[..., :1]))
-    both = {"": stated, "reference_": by_walk}
     return scores | {
         f"{of}{OUTCOMES}_brier": ((chances - came) ** 2).sum(axis=-1, keepdims=True).mean(axis=0)
-        for of, chances in both.items()
+        for of, chances in (("", stated), ("reference_", by_walk))
     }
 
 
@@ -130,17 +129,14 @@ def _closes(series: Series, prediction: Prediction, reference: Array) -> _Events
     return chances, 1 - LEVELS[DECILES, None, None], realised(series, prediction.origins, shape[1]) > levels
 
 
-def _touches(prediction: Prediction, walk: Extremes, walk_width: Array, reached: Array) -> _Events:
-    assert prediction.extremes is not None
-    prices = [(side, chance) for side in range(len(SIDES)) for chance in CHANCES]
+def _touches(model: Extremes, walk: Extremes, width: Array, walk_width: Array, reached: Array) -> _Events:
+    sides, by_walk = np.repeat(range(len(SIDES)), len(CHANCES)), np.tile(CHANCES, len(SIDES))
     # In units of the walk's width, chances of the model in units of its own: the same price in both.
-    levels = np.stack([walk.reach(side, chance) * walk_width for side, chance in prices])
-    shares = levels / extremes.width(prediction.quantiles)
+    levels = np.stack([walk.reach(*of) * walk_width for of in zip(sides, by_walk, strict=True)])
     chances = np.stack(
-        [prediction.extremes.touched(side, share) for (side, _), share in zip(prices, shares, strict=True)]
+        [model.touched(side, level / width) for side, level in zip(sides, levels, strict=True)]
     )
-    came = np.stack([reached[side] >= level for (side, _), level in zip(prices, levels, strict=True)])
-    return chances, np.array([chance for _, chance in prices])[:, None, None], came
+    return chances, by_walk[:, None, None], reached[sides] >= levels
 
 
 def _outcomes(model: Chances, walk: Chances, reached: Array, unit: float) -> _Events:

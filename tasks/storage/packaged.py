@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from cpbmodels.data.extremes import DISTANCE, FIRST, TOUCH, Extremes
+from cpbmodels.data.extremes import TENSORS, Extremes
 from cpbmodels.errors import ModelError
 from cpbmodels.files import MAX_FILE, read_regular
 from cpbmodels.fleet.config import CONFIG, MAX_BYTES, WEIGHTS, check_whole, extremes_fault
@@ -99,7 +99,7 @@ class ServedModel:
         except (SafetensorError, KeyError, TypeError) as error:  # the last two: a type that numpy lacks
             why = f"{WEIGHTS} cannot be read ({error})"
             raise damaged_model(self.folder, why) from error
-        table = {name: tensors[name] for name in (DISTANCE, FIRST, TOUCH) if name in tensors}
+        table = {name: tensors[name] for name in TENSORS if name in tensors}
         if table and (fault := extremes_fault(table, self.values["horizon"])):
             raise damaged_model(self.folder, fault)
         return Extremes.of_tensors(table)

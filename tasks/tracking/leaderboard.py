@@ -21,7 +21,7 @@ from schemas.identity import MARKETS, SIM, SPOT, market_option
 from tasks.judging.verdicts import relation
 from tasks.tracking.calls import NEWEST_FIRST, find_run, search
 from tasks.tracking.experiment import Store
-from tasks.tracking.metrics import BRIER_RATIO, RATIO
+from tasks.tracking.metrics import RATIO, of_chances
 from tasks.tracking.store import read_store
 from tasks.tracking.tags import (
     AS_OF,
@@ -63,12 +63,7 @@ COLUMNS = {
     "verdict": "better, no different or worse than the random walk with EWMA volatility",
     "better_share": "share of coins with a ratio below 1",
     "mae_ratio": "absolute error of the median / random walk's",
-    **{
-        f"{name}_brier_ratio{end}": text.format(chances)
-        for name, chances in SCORED.items()
-        for end, text in BRIER_RATIO.items()
-    },
-    f"{OUTCOMES}_brier_ratio": BRIER_RATIO[""].format("target first, stop first and neither"),
+    **of_chances("{}_brier_ratio"),
     "directional_accuracy": "share of correct directions; 0.5 is chance",
     "coverage_80": "share of closes inside the 80 % interval",
     "coverage_90": "share of closes inside the 90 % interval",

@@ -14,8 +14,7 @@ RATIO = "test_crps_ratio"
 SKILL, CLASSIFIER_SKILL = "crps_skill_percent_{}", "rps_skill_percent_{}"
 """Metric of the runs of fleets and flows, by timeframe: the views of MLflow's interface are sorted by it."""
 
-
-BRIER_RATIO = {
+_BRIER_RATIO = {
     "": "Brier score of {} / random walk's: below 1 is better",
     "_low": "lower end of its 95 % interval",
     "_high": "upper end of its 95 % interval",
@@ -23,13 +22,19 @@ BRIER_RATIO = {
 """What is told of the score of a kind of chances, by the end of its name."""
 
 
-def _of_chances(ratio: str, p: str) -> dict[str, str]:
-    """Return the metrics of all kinds of chances with their meaning; {} in a name stands for the kind."""
+def of_chances(ratio: str, p: str = "") -> dict[str, str]:
+    """Return the scores of all kinds of chances with their meaning; {} in a name stands for the kind.
+
+    Args:
+        ratio: name of the ratio of Brier scores; of both ends of its interval the beginning.
+        p: name of the test's p, "" to leave it out.
+    """
     found: dict[str, str] = {}
     for name, chances in SCORED.items():
-        found |= {f"{ratio.format(name)}{end}": text.format(chances) for end, text in BRIER_RATIO.items()}
-        found[p.format(name)] = "two-sided p of that ratio being 1"
-    return found | {ratio.format(OUTCOMES): BRIER_RATIO[""].format("target first, stop first and neither")}
+        found |= {f"{ratio.format(name)}{end}": text.format(chances) for end, text in _BRIER_RATIO.items()}
+        if p:
+            found[p.format(name)] = "two-sided p of that ratio being 1"
+    return found | {ratio.format(OUTCOMES): _BRIER_RATIO[""].format("target first, stop first and neither")}
 
 
 OF_FLOWS = {
@@ -48,7 +53,7 @@ OF_FLEETS = {
     "pooled_crps_ratio_{timeframe}_low": "lower end of its 95 % interval",
     "pooled_crps_ratio_{timeframe}_high": "upper end of its 95 % interval",
     "pooled_p_{timeframe}": "two-sided p of that ratio being 1",
-    **_of_chances("pooled_{}_brier_ratio_{{timeframe}}", "pooled_{}_p_{{timeframe}}"),
+    **of_chances("pooled_{}_brier_ratio_{{timeframe}}", "pooled_{}_p_{{timeframe}}"),
     "pooled_mae_ratio_{timeframe}": "absolute error of the median / random walk's",
     "pooled_directional_accuracy_{timeframe}": "share of correct directions",
     "pooled_coverage_80_{timeframe}": "share of closes inside the 80 % interval",
@@ -88,7 +93,7 @@ OF_MEMBERS = {
     "test_directional_accuracy": "share of correct directions; 0.5 is chance",
     "test_coverage_80": "share of closes inside the 80 % interval",
     "test_coverage_90": "share of closes inside the 90 % interval",
-    **_of_chances("test_{}_brier_ratio", "test_{}_p"),
+    **of_chances("test_{}_brier_ratio", "test_{}_p"),
     "validation_crps_ratio": "CRPS / random walk's on the validation span: the gate ranks recipes by it",
     "epochs_run": "epochs until it stopped",
     "windows_per_s": "windows a second in training",

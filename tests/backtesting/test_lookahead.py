@@ -144,6 +144,12 @@ def test_a_table_of_extremes_is_causal_and_one_that_knows_the_test_span_is_named
         times = np.float16(0.999 if len(learned[0]) == len(series) else 1)
         return replace(fitted, extremes=replace(fitted.extremes, first=fitted.extremes.first * times))
 
+    # A price that has stood still for months: target and stop lie at the close, and nothing comes first.
+    volatility = np.where(np.arange(len(series)) < len(series) - 5, series.volatility, 1e-18)
+    still = firsts(member)(replace(series, volatility=volatility))
+    assert np.isnan(still[-5:]).all()
+    assert np.isfinite(still[-6]).all()
+
     both = {"stops", "firsts"}
     for leaky, named in (
         (knowing, both),

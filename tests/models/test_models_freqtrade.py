@@ -299,7 +299,9 @@ def test_a_freqtrade_that_would_ignore_the_target_is_refused(quick, tmp_path):
 
     assert "cpb_stop_up_0.05_10" in Old(None).add_forecasts(candles(), {"pair": "BTC/USDT"})
     Old.cpb_reward = 3.0
-    with pytest.raises(ModelError, match=r"would ignore the target.* needs freqtrade 2025\.5 or later: update it"):
+    with pytest.raises(
+        ModelError, match=r"would ignore the target.* needs freqtrade 2025\.5 or later: update it"
+    ):
         Old(None).add_forecasts(candles(), {"pair": "BTC/USDT"})
 
 
