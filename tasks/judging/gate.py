@@ -40,7 +40,8 @@ class GateModel:
     `candles`: of the series it was trained on. `learnt_until`: end of the data used to train or select it;
     `tested_from`, `tested_until`: its test span, all UTC and None if its folder does not record them. `validation`:
     CRPS ratio to the reference on the validation span. `damage`: why its folder cannot be used, or "". `forced`: the
-    user's reason for letting a candidate of an older `--as-of` replace a newer champion, or "".
+    user's reason for letting a candidate of an older `--as-of` replace a newer champion, or "". `knows_first`: whether
+    its table of extremes says which of two prices is reached first; those of earlier releases do not.
     """
 
     series: SeriesId
@@ -60,6 +61,7 @@ class GateModel:
     stopped: str = ""
     damage: str = ""
     forced: str = ""
+    knows_first: bool = False
 
     @property
     def provisional(self) -> bool:
@@ -167,7 +169,9 @@ def unchanged(candidate: GateModel, incumbent: GateModel) -> GateDecision | None
     """Return the ruling that nothing new was trained: the champion's own run, or its recipe on the same candles."""
     if candidate.run_id == incumbent.run_id:
         return GateDecision("unchanged", "same-run", "the champion is this run's own model")
-    if candidate.recipe == incumbent.recipe and candidate.data_digest == incumbent.data_digest:
+    same = candidate.recipe == incumbent.recipe and candidate.data_digest == incumbent.data_digest
+    # A champion that lacks what its like has now is refreshed, or "train it again" would change nothing.
+    if same and candidate.knows_first <= incumbent.knows_first:
         return GateDecision(
             "unchanged", "same-data", "the champion's recipe was trained on the very same candles"
         )

@@ -29,7 +29,7 @@ from tasks.judging.member import MemberScore
 from tasks.judging.score_files import score_file
 from tasks.judging.scores import Array, pinball, realised
 from tasks.signals.feature_files import cross_sections, market_key
-from tasks.storage.model_folder import read_config
+from tasks.storage.model_folder import knows_first, read_config
 from tasks.tracking.champions import Champion
 from tasks.tracking.tags import RECIPE
 
@@ -57,6 +57,7 @@ def trained_candidate(judgement: Judgement, forced: str) -> TrainedCandidate:
         run_id=judgement.run_id,
         validation=judgement.metrics.get(_DECIDES, math.nan),
         forced=forced,
+        knows_first=knows_first(folder),
     )
     return TrainedCandidate(model, judgement)
 
@@ -68,6 +69,7 @@ def registered_model(champion: Champion) -> GateModel:
         "run_id": champion.run_id,
         "version": champion.version,
         "validation": validation,
+        "knows_first": knows_first(champion.folder),
     }
     try:
         model = gate_model(

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError, safe_open
 
+from cpbmodels.data.extremes import FIRST
 from cpbmodels.errors import ModelError
 from cpbmodels.files import read_regular
 from cpbmodels.fleet.config import (
@@ -95,6 +97,15 @@ def read_config(folder: Path) -> ModelConfig:
         DamagedError: it is missing or invalid.
     """
     return ModelConfig.model_validate(_config_values(folder))
+
+
+def knows_first(folder: Path) -> bool:
+    """Whether a model's table of extremes says which of two prices is reached first; False if it cannot be read."""
+    try:
+        with safe_open(folder / WEIGHTS, "numpy") as tensors:
+            return FIRST in tensors.keys()  # noqa: SIM118  (it is no dict)
+    except (OSError, SafetensorError):
+        return False
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> None:

@@ -197,6 +197,10 @@ def test_the_same_run_or_the_same_candles_again_change_nothing():
     assert gate.unchanged(tonight(), replace(model(), run_id="new")).rule == "same-run"
     assert gate.unchanged(tonight(data_digest="old"), model()).rule == "same-data"
     assert gate.unchanged(tonight(GRU, data_digest="old"), model()) is None
+    anew = tonight(data_digest="old", knows_first=True)
+    assert gate.unchanged(anew, model()) is None
+    assert gate.unchanged(anew, model(knows_first=True)).rule == "same-data"
+    assert gate.unchanged(tonight(data_digest="old"), model(knows_first=True)).rule == "same-data"
     assert gate.unchanged(tonight(), model()) is None
 
 

@@ -6,8 +6,10 @@ import pytest
 
 from schemas.decision import BacktestEvidence
 from schemas.home import home_folder
+from tasks.promotion import losses
 from tasks.promotion.losses import registered_model
 from tasks.promotion.switches import Switch, save_switch, switches
+from tasks.storage import model_folder
 from tasks.storage.model_folder import read_config
 from tasks.storage.recipes import recipe_of
 from tasks.tracking.champions import champions
@@ -37,6 +39,17 @@ def test_the_same_candles_under_another_command_move_nothing(trainer):
     night(seed=2)
     assert (aliases(), decided(), decided(ETH)) == ({"champion": "1"}, *[("unchanged", "same-data")] * 2)
     assert [decision.rule for decision in decisions_on(open_store(), BTC, 9)] == ["same-data", "first"]
+
+
+def test_the_same_candles_refresh_a_champion_whose_table_does_not_know_what_is_first(trainer, monkeypatch):
+    assert {model_folder.knows_first(one.folder) for one in champions(open_store(), market="sim")} == {True}
+    of_before = {one.folder for one in champions(open_store(), market="sim")}
+    monkeypatch.setattr(losses, "knows_first", lambda folder: folder not in of_before)
+    night(seed=2)
+    assert decided() == ("refreshed", "refresh")
+    assert aliases() == {"champion": "2", "previous": "1"}
+    night(seed=3)
+    assert (aliases(), decided()) == ({"champion": "2", "previous": "1"}, ("unchanged", "same-data"))
 
 
 def test_newer_candles_refresh_and_keep_the_one_before(trainer):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from cpbmodels.fleet.config import CONFIG, DIGEST, digest
+from cpbmodels.fleet.config import CONFIG, DIGEST, WEIGHTS, digest
 from schemas.errors import DamagedError
 from tasks.storage import model_folder
 from tasks.storage.model_folder import (
@@ -149,3 +149,12 @@ def test_of_two_commands_that_write_the_same_scores_the_second_touches_no_file(t
     other.join()
     assert sorted(written) == [CONFIG, METRICS]
     assert sealed_files(tmp_path).keys() == {f"model/{CONFIG}", f"model/{METRICS}"}
+
+
+@pytest.mark.parametrize(("name", "knows"), [("extremes.first", True), ("touch.table", False)])
+def test_a_table_of_before_does_not_know_what_is_first(tmp_path, name, knows):
+    assert not model_folder.knows_first(tmp_path)
+    (tmp_path / WEIGHTS).write_bytes(b"{")
+    assert not model_folder.knows_first(tmp_path)
+    save_file({name: np.zeros((2, 2), np.float16)}, tmp_path / WEIGHTS)
+    assert model_folder.knows_first(tmp_path) is knows
