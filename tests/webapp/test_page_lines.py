@@ -93,6 +93,10 @@ def test_the_first_lines_are_a_stop_of_5_per_cent_and_a_target_twice_as_far(
     assert stop == pytest.approx(low, abs=5)
     assert target == pytest.approx(last + 2 * (last - low), abs=10)
     assert check(page, sentence)[1] in (4, 5, 6)
+    hint = page.locator("#chart-keys")
+    expect(hint).to_contain_text(
+        "handles there move target and stop; a candle that reaches both counts for the stop"
+    )
     for which, price in (("target", target), ("stop", stop)):
         handle = page.locator(f".handle.{which}")
         assert handle.inner_text() == f"{price:,.2f}"

@@ -137,7 +137,8 @@ function tools(chart) {
     h("p", { id: "chart-keys", class: "small" },
       h("span", { class: "desk" }, "Drag or ← → to pan, wheel or + − to zoom, , and . for the candle before and after, ↑ ↓ for the price. "),
       "On a touch screen a tap or a drag reads prices and chances, two fingers pan and zoom. ",
-      "Older candles load at the left edge. Marks at the right edge: prices that are reached with a chance of 25, 10 and 5 %."));
+      "Older candles load at the left edge. Marks at the right edge: prices that are reached with a chance of 25, 10 and 5 %. "
+      + "The handles there move target and stop; a candle that reaches both counts for the stop."));
 }
 
 function finding(series) {
