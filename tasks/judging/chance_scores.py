@@ -142,9 +142,10 @@ def _touches(model: Extremes, walk: Extremes, width: Array, walk_width: Array, r
 def _outcomes(model: Chances, walk: Chances, reached: Array, unit: float) -> _Events:
     """Return chances [P, N, 3] of target first, stop first and neither, and which of them came."""
     far, near = unit * np.repeat(PAIRS, 2, axis=0).T
-    long = np.arange(len(far)) % 2 == 0
-    up, down = np.where(long, far, near), np.where(long, near, far)
-    prices = np.exp([np.where(long, up, -down), np.where(long, -down, up)])[..., None]
+    sign = np.tile((1, -1), len(PAIRS))  # long, short
+    target, stop = sign * far, -sign * near
+    up, down = np.maximum(target, stop), -np.minimum(target, stop)
+    prices = np.exp([target, stop])[..., None]
     firsts = [of.first(*prices)[..., 0, :] for of in (model, walk)]
     stated, by_walk = (np.append(first, 1 - first.sum(axis=-1, keepdims=True), axis=-1) for first in firsts)
     # The candle, from 0, that reaches a price first; where none does, the number of candles.
@@ -153,6 +154,6 @@ def _outcomes(model: Chances, walk: Chances, reached: Array, unit: float) -> _Ev
         (side < away[:, None, None]).sum(axis=1) for side, away in zip(sides, (up, down), strict=True)
     )
     # A candle that reaches both counts for the stop.
-    won = np.where(long[:, None], by_up < by_down, by_down < by_up)
+    won = np.where(sign[:, None] > 0, by_up < by_down, by_down < by_up)
     decided = np.minimum(by_up, by_down) < reached.shape[-1]
     return stated, by_walk, np.stack([won, decided & ~won, ~decided], axis=-1)
