@@ -326,7 +326,7 @@ def _brackets(
             chances.first_or_nan(asked[:, place], stop[:, place])[:, step] for place, step in enumerate(steps)
         ]
         yield np.where(target > 0, target, np.nan)
-        yield from np.stack(first, axis=1).transpose(2, 0, 1)
+        yield from np.array(first).T
 
 
 @lru_cache(maxsize=256)
