@@ -213,9 +213,12 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
     # A universe's candles are most of a trainer's memory: copies per fold would multiply them.
     read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
     # Without the profile, which changes neither the columns nor the context: only fleet size, precision and graphs.
-    options = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
+    presets = [
+        cpbmodels.preset(job.preset, base_of(job.architecture), timeframe=timeframe, **job.overrides)
+        for timeframe in {record.series.timeframe for record in records.values()}
+    ]
     shared: dict[tuple[str, str], CrossSection] = {}
-    if NO_MARKET in options.features:
+    if any(NO_MARKET in options.features for options in presets):
         # What coins share is computed once, over the series of this shard alone: it is part of its job, so its
         # digest covers it.
         coins = {}

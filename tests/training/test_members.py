@@ -1,8 +1,14 @@
 """The models of a job: copies are averaged, and universal parts share one model."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from cpbmodels import Series, ensemble, predict, train_fleet
+from cpbmodels.arch.gru import Gru
+from cpbmodels.data.wide import NO_MARKET
+from tasks.training import shard_training
 from tasks.training.shard_training import train_members
 from tests.tools.planned import job, planned
 
@@ -69,3 +75,20 @@ def test_the_seed_of_a_universal_fold_does_not_depend_on_who_could_be_loaded():
     series, seed = second[1], first[0].model.seed
     assert same(of_fold_1, alone([series], seed, scope="universal")[0], series)
     assert not same(of_fold_1, of_fold_2, series)  # another fold, another seed
+
+
+@pytest.mark.parametrize(("timeframe", "reads"), [("15m", True), ("1h", False)])
+def test_what_coins_share_is_computed_where_a_preset_reads_it_at_one_timeframe_alone(
+    tmp_path, monkeypatch, timeframe, reads
+):
+    own = {("smoke", "15m"): {"features": ("r_close", NO_MARKET)}}
+    monkeypatch.setattr(Gru, "spec", replace(Gru.spec, by_timeframe=own))
+    members = [loaded(symbol, timeframe) for symbol in ("AAAUSDT", "BBBUSDT")]
+    stored = {member.features.path: series for member, series in members}
+    monkeypatch.setattr(shard_training, "read_features", lambda home, record: stored[record.path])
+    monkeypatch.setattr(shard_training, "with_bounds", lambda series, *_: series)
+    monkeypatch.setattr(shard_training.cpbmodels, "ineligible_reason", lambda *_, **_options: "")
+    asked = []
+    monkeypatch.setattr(shard_training, "cross_sections", lambda coins: asked.append(coins) or {})
+    shard_training._load(job(*(member for member, _ in members)), tmp_path)
+    assert bool(asked) is reads
