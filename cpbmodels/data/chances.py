@@ -163,7 +163,8 @@ class Chances:
         # The interval between two levels in which the price lies, as a place from 0 to 17.
         left = np.clip((levels <= move[..., None]).sum(axis=-1) - 1, 0, len(QUANTILES) - 2)[..., None]
         start, end = (np.take_along_axis(levels, left + more, axis=-1)[..., 0] for more in (0, 1))
-        share = np.clip((move - start) / np.maximum(end - start, TINY), 0, 1)
+        # From the last level on 1, also where several are one price.
+        share = np.where(end <= move, 1, np.clip((move - start) / np.maximum(end - start, TINY), 0, 1))
         below = QUANTILES[left[..., 0]] + share * (QUANTILES[1] - QUANTILES[0])
         chances = 1 - below
         for sign, tenth, twentieth in ((-1, 1, 0), (1, -2, -1)):

@@ -126,7 +126,9 @@ def _closes(series: Series, prediction: Prediction, reference: Array) -> _Events
     close = np.exp(prediction.quantiles.reshape(-1, 1, len(LEVELS)))
     of_steps = Chances(None, close, np.ones(len(close)))
     chances = np.stack([of_steps.above(np.exp(level.ravel())).reshape(shape) for level in levels])
-    return chances, 1 - LEVELS[DECILES, None, None], realised(series, prediction.origins, shape[1]) > levels
+    # Of levels at one price, as where a coin stands still, the walk means the last: no close above it has gone.
+    last = np.stack([(reference <= level[..., None]).sum(axis=-1) - 1 for level in levels])
+    return chances, 1 - LEVELS[last], realised(series, prediction.origins, shape[1]) > levels
 
 
 def _touches(model: Extremes, walk: Extremes, width: Array, walk_width: Array, reached: Array) -> _Events:
@@ -136,7 +138,9 @@ def _touches(model: Extremes, walk: Extremes, width: Array, walk_width: Array, r
     chances = np.stack(
         [model.touched(side, level / width) for side, level in zip(sides, levels, strict=True)]
     )
-    return chances, by_walk[:, None, None], reached[sides] >= levels
+    # The close is touched, also where the walk knows no other price, as of a coin that stands still.
+    stated = [np.where(levels > 0, of, 1) for of in (chances, by_walk[:, None, None])]
+    return stated[0], stated[1], reached[sides] >= levels
 
 
 def _outcomes(model: Chances, walk: Chances, reached: Array, unit: float) -> _Events:

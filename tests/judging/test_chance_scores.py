@@ -29,6 +29,19 @@ def test_the_walk_against_itself_is_no_different():
         assert metrics[f"test_{name}_brier"] == pytest.approx(constant, rel=0.2)
 
 
+@pytest.mark.parametrize("tick", [0.01, 0])
+def test_the_walk_against_itself_is_no_different_where_many_levels_are_one_price(tick):
+    series, draw = market(), np.random.default_rng(1)
+    moves = np.where(draw.random(len(series.prices)) < 0.3, draw.choice([-1, 1], len(series.prices)), 0)
+    close = 100 + tick * np.abs(moves.cumsum() % 20 - 10)
+    opened = np.r_[close[0], close[:-1]]
+    prices = np.stack([opened, np.maximum(opened, close), np.minimum(opened, close), close], axis=1)
+    standing = replace(series, prices=prices)
+    metrics = judged(standing, forecasts(standing)).metrics
+    for name in SCORED:
+        assert metrics[f"test_{name}_brier_ratio"] == pytest.approx(1, abs=1e-3)
+
+
 def test_the_score_of_a_touch_is_the_squared_distance_between_chance_and_outcome():
     series = market()
     prediction = forecasts(series, spread=1.3)
