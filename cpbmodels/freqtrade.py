@@ -107,7 +107,11 @@ def add_forecasts(
         log.warning("%s: %s", pair, why)
     first = _first_time(member, known_until, pair)
     wanted = _steps(steps, member.horizon)
-    chances, times = (numbers(asked).ravel().tolist() for asked in (stops, rewards))
+    # Each name once: pandas would keep two columns of one name.
+    chances, times = (
+        [*{f"{value:g}": value for value in numbers(asked).ravel().tolist()}.values()]
+        for asked in (stops, rewards)
+    )
     if times and not (chances and all(0 < reward < np.inf for reward in times)):
         raise ModelError(
             f"rewards {times} are impossible: give numbers above 0, and the chances of their stops."

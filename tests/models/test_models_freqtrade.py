@@ -97,6 +97,13 @@ def test_targets_lie_beside_stops_and_their_chances_are_those_of_the_forecast(qu
     assert 0.1 < row["cpb_target_first_long_0.75_3R_10"] < 0.3
 
 
+def test_what_is_asked_twice_is_given_once(quick):
+    asked = {"steps": [10], "stops": [0.05, 0.1], "rewards": [3]}
+    twice = asked | {"stops": [0.05, 0.1, 0.05], "rewards": [3, 3.0]}
+    once, again = (add_forecasts(candles(), "BTC/USDT", "1h", quick, **of) for of in (asked, twice))
+    pd.testing.assert_frame_equal(once, again)
+
+
 def test_a_short_target_below_zero_has_no_chance_and_a_chance_of_zero_is_one(quick):
     far = add_forecasts(candles(), "BTC/USDT", "1h", quick, stops=[0.05], rewards=[15, 100])
     known = far["cpb_sigma_1"].notna()
