@@ -50,7 +50,7 @@ class Bracket:
     """A stop and a target, in prices, and how likely each of them is reached first.
 
     side: "long" (the stop below the last close, the target above) or "short".
-    target, stop: float64 [...].
+    target, stop: float64 [...]; numbers of a single forecast.
     first: [..., H, 2], as of `Chances.first`.
     break_even: the share of decided trades that must reach the target for a loss of nothing, before fees.
     """
@@ -212,7 +212,7 @@ class Chances:
                 f"There is no bracket on the side {shown(side)} with the reward {shown(reward)}: give long or short, "
                 "and a number above 0."
             )
-        stop = self.stop(chance, "down" if side == "long" else "up")[..., -1]
+        stop = np.take(self.stop(chance, "down" if side == "long" else "up"), -1, axis=-1)
         target = self.last_close + times * (self.last_close - stop)
         far = f"A target {times:g} times as far from the close as a stop of {shown(chance)} would"
         if not (target > 0).all():

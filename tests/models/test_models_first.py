@@ -267,6 +267,8 @@ def test_a_bracket_is_a_stop_and_a_target_with_their_chances(forecast):
         assert bracket.first[-1, 1] <= 0.1 + 1e-9
         assert bracket.break_even == 0.25
         assert bracket.side == side
+        assert isinstance(bracket.target, float)
+        assert isinstance(bracket.stop, float)
     assert forecast.bracket().break_even == pytest.approx(1 / 3)
 
 
