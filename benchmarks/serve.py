@@ -175,7 +175,8 @@ def everything(home: Path, series: list[SeriesId]) -> list[str]:
             of = names["{symbol}" in route]
             path = route.format(symbol=coin.symbol, timeframe=coin.timeframe, chart=of[i % len(of)])
             limit = "limit=200" if path == "/api/runs" else "limit=500"
-            paths.append(f"{path}?{limit}&models=har,gru")
+            # Prices on both sides of any close.
+            paths.append(f"{path}?{limit}&models=har,gru&price=1&target=1000000000&stop=0.000001")
     return paths
 
 
