@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cpbmodels.errors import printable
+from flows.typed import as_typed
 from schemas.errors import counted
 
 LINES = logging.getLogger("cpb.lines")
@@ -100,13 +101,13 @@ def echo(text: str) -> None:
 
 def show(text: str) -> None:
     """Print a result on stdout."""
-    print(printable(text))
+    print(printable(as_typed(text)))
 
 
 def _write(text: str) -> None:
     try:
         # a single write: other threads print too
-        print(printable(text), end="", file=sys.stderr, flush=True)
+        print(printable(as_typed(text)), end="", file=sys.stderr, flush=True)
     except BrokenPipeError:
         _drop_output()
 

@@ -10,6 +10,7 @@ from flows.cli.ending import Answer, answered
 from flows.cli.options import cli_options
 from flows.console import Column, echo, print_table, quiet_libraries, show
 from flows.progress import shown_progress
+from flows.typed import typed_command
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, counted
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec
@@ -98,7 +99,7 @@ def verify(
 
     def shown() -> None:
         for damage in result.damaged:
-            show(f"{damage.path}  {damage.reason}  -> {damage.command}")
+            show(f"{damage.path}  {damage.reason}  -> {typed_command(damage.command)}")
         # A stored file does not say which source it came from.
         fetching = ("cpb ingest", "cpb train-all")
         if any(d.command.startswith(fetching) and "--source" not in d.command for d in result.damaged):

@@ -13,6 +13,7 @@ import typer
 
 from flows.cli.options import OVERRIDES
 from flows.console import echo, emit
+from flows.typed import as_typed
 from schemas.errors import EXIT_FATAL, EXIT_USAGE, CpbError
 from tasks.storage.files import is_disk_full
 from tasks.storage.urls import without_credentials
@@ -112,7 +113,7 @@ def _end_usage(error: typer.TyperException) -> NoReturn:
 
 def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
     """Print the error as a single sentence; with `--json` also as the JSON object that programs expect."""
-    text = without_credentials(text)
+    text = as_typed(without_credentials(text))
     echo(f"cpb: {text}")
     if "--json" in sys.argv:
         emit({"error": text, "code": code, "field": without_credentials(field), "exit": exit_code})
