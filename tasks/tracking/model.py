@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from importlib.metadata import version as installed
 from pathlib import Path
+from platform import python_version
 from typing import TYPE_CHECKING
 
 from tasks.storage.model_folder import file_digests, first_damage
@@ -71,6 +72,11 @@ def _save(folder: Path, run_id: str) -> None:
             loader_module="cpbmodels.mlflow",
             mlflow_model=Model(run_id=run_id),
             signature=signature(),
-            pip_requirements=[*pins, f"./{wheel.name}"],
+            # Not `pip_requirements`: MLflow would name the pip of this environment, and warn where it has none (uv).
+            conda_env={
+                "name": "mlflow-env",
+                "channels": ["conda-forge"],
+                "dependencies": [f"python={python_version()}", "pip", {"pip": [*pins, f"./{wheel.name}"]}],
+            },
         )
     (folder / wheel.name).write_bytes(wheel.data)

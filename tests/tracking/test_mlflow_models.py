@@ -1,7 +1,10 @@
 """Registered versions are MLflow models: loaded, described, served and installed by MLflow's own means."""
 
+import importlib.metadata
 import json
+import logging
 import os
+import platform
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,6 +15,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 from mlflow.pyfunc import scoring_server
 from mlflow.types.schema import AnyType, DataType
@@ -165,6 +169,31 @@ def test_the_version_holds_the_wheel_and_no_pickle(champion):
     lines = (champion.folder / "requirements.txt").read_text().splitlines()
     assert lines[-1] == f"./{wheel.name}"
     assert all("==" in line and "+" not in line for line in lines[:-1])
+
+
+def test_an_environment_without_pip_as_uv_makes_it_brings_no_warning(store, trained, caplog, monkeypatch):
+    def version(name):
+        if name == "pip":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    found = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    logging.getLogger("mlflow").addHandler(caplog.handler)
+    try:
+        run_id = log_member(fleet_of().run_id, member(trained))
+        register_champion(BTC, run_id)
+    finally:
+        logging.getLogger("mlflow").removeHandler(caplog.handler)
+
+    assert [record.message for record in caplog.records if record.name.startswith("mlflow")] == []
+    folder = Path(store.client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
+    pins = (folder / "requirements.txt").read_text().splitlines()
+    assert yaml.safe_load((folder / "conda.yaml").read_text())["dependencies"] == [
+        f"python={platform.python_version()}",
+        "pip",
+        {"pip": pins},
+    ]
 
 
 def test_a_universal_run_that_serves_two_coins_is_written_once(store, champion, candles):
