@@ -1,7 +1,12 @@
 // Questions to the service. An answer that is no success is one sentence in `detail`.
 
+// Where a path of the service is, wherever the page lies: below a name of its own, or below another page's.
+export function address(path) {
+  return new URL(`..${path}`, import.meta.url).href;
+}
+
 export async function get(path) {
-  const answer = await fetch(path);
+  const answer = await fetch(address(path));
   const body = await answer.json();
   if (!answer.ok) throw Object.assign(new Error(typeof body.detail === "string" ? body.detail : `${path} answered ${answer.status}`), { status: answer.status });
   return body;

@@ -1,11 +1,11 @@
 // Two models side by side: by coin as a figure, and on one series figure by figure.
 
-import { ask, maybe, get, ofSeries } from "/static/api.js";
-import { card, downloads, h, select } from "/static/dom.js";
-import { asOf, dayAndTime, known, percent } from "/static/format.js";
-import { figure, theme } from "/static/plot.js";
-import { table } from "/static/table.js";
-import { CHANCES, versionOf } from "/static/words.js";
+import { ask, maybe, get, ofSeries } from "./api.js";
+import { card, downloads, h, select } from "./dom.js";
+import { asOf, dayAndTime, known, percent } from "./format.js";
+import { figure, theme } from "./plot.js";
+import { table } from "./table.js";
+import { CHANCES, versionOf } from "./words.js";
 
 // What is better: a lower figure, a higher one, or the one nearer to what it promises.
 const ratio = (v) => v.toFixed(4), share = (v) => percent(v, 1);

@@ -1,8 +1,8 @@
 // A crosshair with the price at the right and the time below, a box beside it that says how likely the price is
 // reached, and the values of the candle or step under it as text.
 
-import { h } from "/static/dom.js";
-import { change, number, priceFormat, time } from "/static/format.js";
+import { h } from "./dom.js";
+import { change, number, priceFormat, time } from "./format.js";
 
 const GAP_PX = 12, FINGER_PX = 44; // between the box and the pointer, and what a finger covers
 

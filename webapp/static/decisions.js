@@ -1,10 +1,10 @@
 // Which version serves the series after each run, and why.
 
-import { maybe, ofSeries } from "/static/api.js";
-import { card, downloads, h, marked, sentence } from "/static/dom.js";
-import { dayAndTime } from "/static/format.js";
-import { figure, theme } from "/static/plot.js";
-import { table } from "/static/table.js";
+import { maybe, ofSeries } from "./api.js";
+import { card, downloads, h, marked, sentence } from "./dom.js";
+import { dayAndTime } from "./format.js";
+import { figure, theme } from "./plot.js";
+import { table } from "./table.js";
 
 const NEWEST = 20;
 

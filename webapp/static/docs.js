@@ -1,7 +1,7 @@
 // Shows /openapi.json: each operation with its parameters, its answer's fields, and a form that calls it.
 
-import { h, marked } from "/static/dom.js";
-import { table } from "/static/table.js";
+import { h, marked } from "./dom.js";
+import { table } from "./table.js";
 
 // A table of texts, each row in the order of the headings.
 function listed(caption, headings, rows) {
@@ -69,7 +69,7 @@ function operation(path, method, described, schemas) {
 
 async function start() {
   try {
-    const api = await (await fetch("/openapi.json")).json();
+    const api = await (await fetch(new URL("../openapi.json", import.meta.url))).json();
     const sections = Object.entries(api.paths).flatMap(([path, methods]) => Object.entries(methods)
       .map(([method, described]) => operation(path, method, described, api.components.schemas)));
     document.getElementById("operations").replaceChildren(h("p", { class: "card" }, api.info.description), ...sections);

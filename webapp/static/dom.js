@@ -1,5 +1,7 @@
 // Elements as one expression; text is always text, never markup.
 
+import { address } from "./api.js";
+
 export function h(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -32,8 +34,8 @@ export function button(text, onclick, attributes = {}) {
 // What is shown, as a file: the same question to the API; `csv`: its list as a table, too.
 export function downloads(path, what, { csv = false } = {}) {
   return h("p", { class: "downloads" },
-    csv && h("a", { href: `${path}${path.includes("?") ? "&" : "?"}format=csv`, download: "", "aria-label": `CSV of ${what}` }, "CSV"), " ",
-    h("a", { href: path, target: "_blank", rel: "noopener", "aria-label": `JSON of ${what}, opens a new tab` }, "JSON"));
+    csv && h("a", { href: address(`${path}${path.includes("?") ? "&" : "?"}format=csv`), download: "", "aria-label": `CSV of ${what}` }, "CSV"), " ",
+    h("a", { href: address(path), target: "_blank", rel: "noopener", "aria-label": `JSON of ${what}, opens a new tab` }, "JSON"));
 }
 
 export function card(title, { id = null, note = null, aside = null, level = "h2" } = {}, ...content) {

@@ -1,6 +1,6 @@
 // Shortcuts, and the dialog that lists them. Single keys can be switched off, for those who talk to their browser.
 
-import { h } from "/static/dom.js";
+import { h } from "./dom.js";
 
 const STORED = "cpb.keys";
 const dialog = document.getElementById("keys");

@@ -1,10 +1,10 @@
 // A target and a stop: two lines over the chart with handles, two fields for their prices, and which of them is
 // reached first. The chances are the service's.
 
-import { get, ofSeries } from "/static/api.js";
-import { button, h, sentence } from "/static/dom.js";
-import { change, priceFormat } from "/static/format.js";
-import { firstWords } from "/static/words.js";
+import { get, ofSeries } from "./api.js";
+import { button, h, sentence } from "./dom.js";
+import { change, priceFormat } from "./format.js";
+import { firstWords } from "./words.js";
 
 const SETTLE_MS = 120; // while a line moves, only the prices where it rests are asked for
 const STOP_CHANCE = 0.05, REWARD = 2; // of the first prices: the stop is reached with it, the target is as often as far

@@ -1,12 +1,12 @@
 // The leaderboard, sorted by any column, and two models side by side.
 
-import { ask, get } from "/static/api.js";
-import { card, downloads, h, marked, select, sentence } from "/static/dom.js";
-import { asOf, dayAndTime, interval, known, number, percent, seconds } from "/static/format.js";
-import { figure, free, theme } from "/static/plot.js";
-import { sideBySide } from "/static/compare.js";
-import { table, turned } from "/static/table.js";
-import { atWork, CHANCES, MARKETS, RATIO, SIMULATED, simulatedChip, verdictChip } from "/static/words.js";
+import { ask, get } from "./api.js";
+import { card, downloads, h, marked, select, sentence } from "./dom.js";
+import { asOf, dayAndTime, interval, known, number, percent, seconds } from "./format.js";
+import { figure, free, theme } from "./plot.js";
+import { sideBySide } from "./compare.js";
+import { table, turned } from "./table.js";
+import { atWork, CHANCES, MARKETS, RATIO, SIMULATED, simulatedChip, verdictChip } from "./words.js";
 
 export async function open(root, { options }, remember) {
   const asked = { market: "", timeframe: "", sort: "", down: "", ...options };

@@ -1,10 +1,10 @@
 // The overview: a card for each series of a market, searched, filtered and sorted; what is asked is in the address.
 
-import { ask, get } from "/static/api.js";
-import { button, chip, downloads, h, marked, select, sentence } from "/static/dom.js";
-import { count, dayAndTime, known, price, seconds, signed } from "/static/format.js";
-import { sorted } from "/static/table.js";
-import { MARKETS, SIMULATED, horizon, isTold, recordWords, relation, seriesLink, simulatedChip, storedWords, verdictChip, versionOf } from "/static/words.js";
+import { ask, get } from "./api.js";
+import { button, chip, downloads, h, marked, select, sentence } from "./dom.js";
+import { count, dayAndTime, known, price, seconds, signed } from "./format.js";
+import { sorted } from "./table.js";
+import { MARKETS, SIMULATED, horizon, isTold, recordWords, relation, seriesLink, simulatedChip, storedWords, verdictChip, versionOf } from "./words.js";
 
 const ORDERS = [
   { key: "symbol", label: "coin", value: (r) => r.symbol, up: true },

@@ -1,8 +1,8 @@
 // The address decides the view: #/, #/series/BTCUSDT/1h/spot, #/models, #/runs. State that is worth a link is in it.
 
-import { announce, h, marked, sentence } from "/static/dom.js";
-import { listen } from "/static/keys.js";
-import { watch } from "/static/refresh.js";
+import { announce, h, marked, sentence } from "./dom.js";
+import { listen } from "./keys.js";
+import { watch } from "./refresh.js";
 
 const VIEWS = ["overview", "series", "models", "runs"];
 const root = document.getElementById("view");
@@ -41,7 +41,7 @@ async function open() {
   }
   const next = h("div", { class: `view-${route.view}` });
   try {
-    const { open: build } = await import(`/static/${route.view}.js`);
+    const { open: build } = await import(`./${route.view}.js`);
     const made = await build(next, route, remember);
     if (mine !== turn) return; // another view was opened meanwhile
     shown?.close?.();

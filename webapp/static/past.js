@@ -1,8 +1,8 @@
 // The slider over earlier forecasts: each is laid over what came true.
 
-import { button, h } from "/static/dom.js";
-import { dayAndTime } from "/static/format.js";
-import { kindOf, versionOf } from "/static/words.js";
+import { button, h } from "./dom.js";
+import { dayAndTime } from "./format.js";
+import { kindOf, versionOf } from "./words.js";
 
 const SETTLE_MS = 120; // while the slider is dragged, only the forecast where it rests is requested
 

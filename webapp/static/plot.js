@@ -1,7 +1,7 @@
 // Figures of the service, drawn by plotly. Its 4.8 MB are asked for with the first figure, after the first paint.
 
-import { get } from "/static/api.js";
-import { h, marked } from "/static/dom.js";
+import { get } from "./api.js";
+import { h, marked } from "./dom.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false };
 let loading = null;
@@ -9,7 +9,7 @@ let loading = null;
 export function plotly() {
   loading ||= new Promise((resolve, reject) => {
     const failed = () => { loading = null; reject(new Error("the charts' library cannot be loaded from the service")); };
-    document.head.append(h("script", { src: "/plotly/plotly.min.js", onload: () => resolve(window.Plotly), onerror: failed }));
+    document.head.append(h("script", { src: new URL("../plotly/plotly.min.js", import.meta.url).href, onload: () => resolve(window.Plotly), onerror: failed }));
   });
   return loading;
 }

@@ -1,13 +1,13 @@
 // The price chart: 500 candles at first and more at the left edge; pan, zoom and crosshair by mouse, fingers and keys.
 
-import { get, ofSeries } from "/static/api.js";
-import { crosshair } from "/static/crosshair.js";
-import { h } from "/static/dom.js";
-import { seconds } from "/static/format.js";
-import { targetAndStop } from "/static/lines.js";
-import { draw, theme } from "/static/plot.js";
-import { pointers } from "/static/pointers.js";
-import { touchChances } from "/static/touch.js";
+import { get, ofSeries } from "./api.js";
+import { crosshair } from "./crosshair.js";
+import { h } from "./dom.js";
+import { seconds } from "./format.js";
+import { targetAndStop } from "./lines.js";
+import { draw, theme } from "./plot.js";
+import { pointers } from "./pointers.js";
+import { touchChances } from "./touch.js";
 
 const FIRST = 500, MORE = 1000, MOST = 5000; // candles; the service gives 5,000 at most
 const NEAR = 0.15; // of the shown width from the oldest loaded candle: more are asked for

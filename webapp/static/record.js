@@ -1,11 +1,11 @@
 // What came true. Live forecasts and replays stand apart, each version under its own name, few days without figures.
 
-import { maybe, ofSeries } from "/static/api.js";
-import { card, downloads, h, marked } from "/static/dom.js";
-import { count, day, interval, known, number, percent } from "/static/format.js";
-import { figure, theme } from "/static/plot.js";
-import { table } from "/static/table.js";
-import { RATIO, isTold, kindOf, recordWords, versionOf } from "/static/words.js";
+import { maybe, ofSeries } from "./api.js";
+import { card, downloads, h, marked } from "./dom.js";
+import { count, day, interval, known, number, percent } from "./format.js";
+import { figure, theme } from "./plot.js";
+import { table } from "./table.js";
+import { RATIO, isTold, kindOf, recordWords, versionOf } from "./words.js";
 
 const BANDS = [50, 80, 90];
 

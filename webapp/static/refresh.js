@@ -1,6 +1,6 @@
 // Asks every ten seconds what has changed; not in a hidden tab, and at once when it is shown again.
 
-import { get } from "/static/api.js";
+import { get } from "./api.js";
 
 const PERIOD_MS = 10_000;
 const ALL_MS = 300_000; // ages and staleness change without a write

@@ -1,10 +1,10 @@
 // Active trainings with their progress, and the newest runs.
 
-import { get } from "/static/api.js";
-import { card, downloads, h, marked, sentence } from "/static/dom.js";
-import { asOf, count, dayAndTime, duration, known, number } from "/static/format.js";
-import { table } from "/static/table.js";
-import { atWork, simulatedChip } from "/static/words.js";
+import { get } from "./api.js";
+import { card, downloads, h, marked, sentence } from "./dom.js";
+import { asOf, count, dayAndTime, duration, known, number } from "./format.js";
+import { table } from "./table.js";
+import { atWork, simulatedChip } from "./words.js";
 
 export async function open(root) {
   const now = h("div"), list = h("div");

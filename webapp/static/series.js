@@ -1,15 +1,15 @@
 // One series: its chart with the forecasts, the record, the champion's decisions, and the numbers of what is shown.
 
-import { ask, get, maybe, ofSeries } from "/static/api.js";
-import { button, chip, downloads, h, marked, select, sentence } from "/static/dom.js";
-import { change, dayAndTime, known, price, priceFormat, seconds, signed, time } from "/static/format.js";
-import { pastForecasts } from "/static/past.js";
-import { free } from "/static/plot.js";
-import { priceChart } from "/static/price.js";
-import { decisionsCard } from "/static/decisions.js";
-import { recordCard } from "/static/record.js";
-import { table } from "/static/table.js";
-import { MARKETS, SIMULATED, seriesLink, seriesName, simulatedChip, storedWords, verdictChip, versionOf } from "/static/words.js";
+import { ask, get, maybe, ofSeries } from "./api.js";
+import { button, chip, downloads, h, marked, select, sentence } from "./dom.js";
+import { change, dayAndTime, known, price, priceFormat, seconds, signed, time } from "./format.js";
+import { pastForecasts } from "./past.js";
+import { free } from "./plot.js";
+import { priceChart } from "./price.js";
+import { decisionsCard } from "./decisions.js";
+import { recordCard } from "./record.js";
+import { table } from "./table.js";
+import { MARKETS, SIMULATED, seriesLink, seriesName, simulatedChip, storedWords, verdictChip, versionOf } from "./words.js";
 
 const PAGE = 500; // forecasts on the slider at first, and more of them at its left end
 

@@ -1,6 +1,6 @@
 // Tables that sort by their headings, and become cards on a phone. Roles are written out: `display: block` drops them.
 
-import { h } from "/static/dom.js";
+import { h } from "./dom.js";
 
 // columns: {key, label, cell(row) → text or nodes, value(row) → what it sorts by, text: left-aligned, title}
 // sort: {key, up}; onsort(key) makes a heading a button.

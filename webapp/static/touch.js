@@ -1,8 +1,8 @@
 // The chance that a price is reached: marks at the right edge of the chart, and the chances at the crosshair's price.
 
-import { get, ofSeries } from "/static/api.js";
-import { percent, priceFormat, time } from "/static/format.js";
-import { byTime, chance } from "/static/words.js";
+import { get, ofSeries } from "./api.js";
+import { percent, priceFormat, time } from "./format.js";
+import { byTime, chance } from "./words.js";
 
 const SETTLE_MS = 120; // while the crosshair moves, only the price where it rests is asked for
 const APART_PX = 12, CLEAR_PX = 8; // between labels, else the inner has none; between the middle of one and the fan

@@ -1,7 +1,7 @@
 // Words for figures. Live and replayed forecasts are never one figure, and few days are no result.
 
-import { chip } from "/static/dom.js";
-import { age, count, dayAndTime, duration, hour, interval, known, time } from "/static/format.js";
+import { chip } from "./dom.js";
+import { age, count, dayAndTime, duration, hour, interval, known, time } from "./format.js";
 
 export const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin futures", own: "own candles", sim: "simulated market" };
 export const SIMULATED = "cpb's simulator generated these prices; what a model learns from them has no value on a real market.";
