@@ -201,7 +201,7 @@ def publish_champions(run: Run, spec: RunSpec) -> Publication | None:
     run.champions = sum(d.outcome != "retired" and d.series in trained for d in run.decisions)
     if run.champions:  # without champions: only classifiers were trained, which do not forecast prices
         with run.attempt("publish", (CpbError,)):
-            publication = run.note(publish.after(run.decisions)(spec.market, spec.repo))
+            publication = run.note(publish.after(run.decisions)(spec.market, spec.repo, private=spec.private))
             run.published = publication.place
             return publication
     return None

@@ -78,6 +78,7 @@ class RunSpec(ScopeSpec):
         pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$",
         description="USER/NAME of a Hub repository; without it: a dry run",
     )
+    private: bool = Field(False, description="create --repo as private; refused if it exists and is public")
     force: str | None = Field(
         None,
         pattern=r"\S",
@@ -102,6 +103,16 @@ class RunSpec(ScopeSpec):
     def _known_models(self) -> Self:
         # found now, with exit code 2, and not after an hour of fetching
         _ = self.fleets
+        return self
+
+    @model_validator(mode="after")
+    def _private_repository(self) -> Self:
+        if self.private and not self.repo:
+            raise UsageError(
+                "private says who may read the repository, and none is named: give repo, USER/NAME, too",
+                code="private",
+                field="private",
+            )
         return self
 
     @property

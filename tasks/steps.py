@@ -256,11 +256,14 @@ def check_publishable(market: Market, repo: str | None) -> None:
 
 
 @step("publish", run_name="publish {market}")
-def publish(market: Market, repo: str | None = None) -> Publication:
+def publish(market: Market, repo: str | None = None, *, private: bool = False) -> Publication:
     """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and with `repo` to the Hub.
 
     Both have the record of the market's forecasts and scores, as stored at that moment. A damaged champion or month is
     left out and reported as a failure.
+
+    Args:
+        private: create `repo` as private, and refuse it if it exists and is public.
 
     Raises:
         CpbError: no champion can be published, or the Hub refuses; (code `other-record`) the published record belongs
@@ -268,7 +271,7 @@ def publish(market: Market, repo: str | None = None) -> Publication:
     """
     # The local tree is whole before anything is sent, so a Hub that is away loses nothing.
     tree, failures = package(home_folder(), market, repo)
-    place = publish_tree(tree, repo) if repo else tree
+    place = publish_tree(tree, repo, private=private) if repo else tree
     return Publication(place=str(place), failures=tuple(failures))
 
 

@@ -300,7 +300,7 @@ def _table_row(served: "Served", alarm: "Alarm | None") -> dict[str, Any]:
 
 
 @answered
-@cli_options(RunSpec, only=("market", "repo"))
+@cli_options(RunSpec, only=("market", "repo", "private"))
 def publish(
     spec: RunSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
@@ -316,7 +316,7 @@ def publish(
 
     # The step publishes where it is given a repository, and else only writes the folder.
     repo = None if dry_run else spec.repo
-    result = steps.publish(spec.market, repo)
+    result = steps.publish(spec.market, repo, private=spec.private)
     for failure in result.failures:
         echo(f"FAILED {failure.line}")
     answer = {

@@ -40,19 +40,23 @@ class Published:
         return f"{self.url} ({'new commit' if self.sent else 'nothing had changed'})"
 
 
-def publish_tree(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Published:
+def publish_tree(
+    tree: Path, repo: str, attempts: int = 5, pause: float = 1.0, *, private: bool = False
+) -> Published:
     """Publish the tree's files to the Hub's `repo` in a single commit; no commit is made if nothing changed.
 
     Nothing is ever deleted: the library of an earlier publish stays too, for those who installed it by its URL.
 
     Args:
         tree: folder written by `build_tree`.
-        repo: `USER/NAME`; created (public) if missing.
+        repo: `USER/NAME`; created if missing, with the visibility that the Hub gives new ones unless `private`.
         attempts: maximum number of attempts, with pauses of `pause` seconds, doubling, in between.
+        private: create it as private; one that exists must be private already.
 
     Raises:
         CpbError: `HF_ENDPOINT` is malformed, there is no token, or the repository is not permitted, not found or not
-            reachable; (code `other-record`) the chain published there does not begin the tree's chain.
+            reachable; (code `other-record`) the chain published there does not begin the tree's chain; (code
+            `public`) it is public, although `private` is asked for.
     """
     api, secret = hub_client()
     import httpx2  # the HTTP client of huggingface_hub 2
@@ -66,7 +70,7 @@ def publish_tree(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -
     )
     try:
         with quiet_client():
-            return patiently(_commit, api, tree, repo)
+            return patiently(_commit, api, tree, repo, private=private)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
         # `from None`: the cause contains the request and therefore the token.
         status = _status(error)
@@ -109,13 +113,34 @@ def _api() -> "HfApi":
         raise CpbError(str(error).rstrip("."), code="hub-endpoint", field="HF_ENDPOINT") from None
 
 
-def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
+def opened_repository(api: "HfApi", repo: str, *, private: bool, **kind: Any) -> Any:
+    """Create a repository on the Hub unless it exists, and return what the Hub says of it (`ModelInfo`, `SpaceInfo`).
+
+    Args:
+        private: create it as private, and refuse one that the Hub does not call private.
+        kind: `repo_type` and what belongs to it, as `HfApi.create_repo` takes them; a model's by default.
+    """
+    api.create_repo(
+        repo, private=private or None, exist_ok=True, **kind
+    )  # passes where a token may only write
+    found = api.repo_info(repo, repo_type=kind.get("repo_type"))
+    # The Hub ignores the visibility that is asked for where the repository exists.
+    if private and not found.private:
+        raise CpbError(
+            f"{repo} exists and is public, although private was asked for, so nothing was published: make it private "
+            "on its settings page of the Hub, name another USER/NAME, or leave private out",
+            code="public",
+            field="repo",
+        )
+    return found
+
+
+def _commit(api: "HfApi", tree: Path, repo: str, *, private: bool) -> Published:
     from huggingface_hub import CommitOperationAdd
 
-    api.create_repo(repo, exist_ok=True)  # passes where a token may only write to the existing repository
     # The parent is read in each attempt: a commit in between makes it stale, and the chain is compared
     # anew.
-    repository = api.model_info(repo)
+    repository = opened_repository(api, repo, private=private)
     parent, there = repository.sha, [file.rfilename for file in repository.siblings or ()]
     with TemporaryDirectory() as folder:
         is_other = (

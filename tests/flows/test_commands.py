@@ -16,7 +16,7 @@ def test_publish_without_a_repository_says_what_was_written_and_what_publishes_i
     monkeypatch, cpb_here, tmp_path
 ):
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
-    monkeypatch.setattr("tasks.steps.publish", lambda *given: Publication(place="data/hub"))
+    monkeypatch.setattr("tasks.steps.publish", lambda *given, private: Publication(place="data/hub"))
     assert (
         cpb_here("publish")[2]
         == "written to data/hub; `cpb publish --market spot --repo USER/NAME` publishes it\n"
@@ -50,20 +50,22 @@ def test_serve_allows_the_hosts_of_the_option_or_else_of_the_environment(cpb, mo
 
 
 @pytest.mark.parametrize(
-    ("words", "market", "repo"),
+    ("words", "market", "repo", "private"),
     [
-        ([], "spot", None),
-        (["--repo", "alice/models", "--market", "um"], "um", "alice/models"),
-        (["--repo", "alice/models", "--dry-run"], "spot", None),
+        ([], "spot", None, False),
+        (["--repo", "alice/models", "--market", "um"], "um", "alice/models", False),
+        (["--repo", "alice/models", "--private"], "spot", "alice/models", True),
+        (["--repo", "alice/models", "--dry-run"], "spot", None, False),
     ],
 )
-def test_publish_takes_one_market(cpb, monkeypatch, words, market, repo):
+def test_publish_takes_one_market(cpb, monkeypatch, words, market, repo, private):
     seen = []
     monkeypatch.setattr(
-        "tasks.steps.publish", lambda *given: seen.append(given) or Publication(place="there")
+        "tasks.steps.publish",
+        lambda *given, private: seen.append((*given, private)) or Publication(place="there"),
     )
     code, told = cpb("publish", *words)
-    assert (code, seen) == (0, [(market, repo)])
+    assert (code, seen) == (0, [(market, repo, private)])
     assert (told["published"], told["dry_run"], told["exit"]) == ("there", repo is None, 0)
 
 

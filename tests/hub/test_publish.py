@@ -4,6 +4,8 @@ import traceback
 
 import pytest
 
+from cpbmodels.errors import ModelError
+from cpbmodels.hub import list_models
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
 from tasks.hub.publish import publish_tree
@@ -32,6 +34,32 @@ def test_one_commit_holds_every_file(hub, tree):
     kinds = {path: kind for path, (kind, _) in hub.repos[REPO].files.items()}
     assert kinds["BTCUSDT/1h/model.safetensors"] == "lfs"
     assert kinds["README.md"] == "file"
+
+
+def test_a_private_repository_is_made_private_and_a_public_one_never_taken_for_it(
+    hub, tree, monkeypatch, tmp_path
+):
+    assert publish_tree(tree, REPO, private=True).sent
+    assert hub.repos[REPO].private
+    assert not publish_tree(tree, REPO, private=True).sent
+    assert not publish_tree(tree, REPO).sent
+
+    public = "alice/public"
+    publish_tree(tree, public)
+    assert not hub.repos[public].private
+    (tree / "README.md").write_text("not for everybody")
+    with pytest.raises(CpbError) as caught:
+        publish_tree(tree, public, private=True)
+    assert (caught.value.code, caught.value.field) == ("public", "repo")
+    assert f"{public} exists and is public" in str(caught.value)
+    assert b"not for everybody" not in hub.blobs.values()
+    assert len(hub.repos[public].commits) == 2
+
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    assert list_models(public) == ["BTCUSDT/1h", "ETHUSDT/1h"]
+    with pytest.raises(ModelError):  # a stranger
+        list_models(REPO)
 
 
 def test_publishing_twice_sends_no_second_commit(hub, tree):

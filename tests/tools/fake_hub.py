@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import yaml
 
 TOKEN = "hf_" + "s3cret" * 5
+PAGE = 4
+"""Entries of a page of the route `tree`; the Hub's have 1,000."""
 
 
 @dataclass
@@ -22,6 +24,7 @@ class Repo:
     """Commits of one repository, oldest first: (oid, {path: (kind, hash)})."""
 
     commits: list[tuple[str, dict[str, tuple[str, str]]]] = field(default_factory=list)
+    private: bool = False
 
     @property
     def head(self) -> str:
@@ -166,10 +169,20 @@ class _Handler(BaseHTTPRequestHandler):
             if fault:
                 return self._json(fault, {"error": "scripted"})
             # Public repositories are read without a token, but not with a wrong one.
+            name = re.match(r"/(?:api/models/)?([\w.-]+/[\w.-]+)", path)
+            is_private = name and name[1] in self.hub.repos and self.hub.repos[name[1]].private
             public = path.startswith(("/blob/", "/api/validate-yaml")) or method in ("GET", "HEAD")
-            given = self.headers.get("Authorization") or ("" if public else "none")
-            if given not in ("", f"Bearer {TOKEN}", *self.hub.users) and not path.startswith("/blob/"):
-                return self._json(401, {"error": "Invalid credentials in Authorization header"})
+            public = public and not is_private
+            given = self.headers.get("Authorization") or ""
+            known = {f"Bearer {TOKEN}", *self.hub.users} | ({""} if public else set())
+            if given not in known and not path.startswith("/blob/"):
+                # As the Hub answers: it does not tell who gives no token whether a private repository exists.
+                wrong = (
+                    "Invalid credentials in Authorization header"
+                    if given
+                    else "Invalid username or password."
+                )
+                return self._json(401, {"error": wrong})
             for verb, pattern, action in _ROUTES:
                 match = re.fullmatch(pattern, path)
                 if verb == method and match:
@@ -193,15 +206,16 @@ class _Handler(BaseHTTPRequestHandler):
         asked = json.loads(body)
         name = f"{asked['organization']}/{asked['name']}"
         status = 409 if name in self.hub.repos else 200
-        self.hub.repos.setdefault(name, Repo()) if status == 409 else self._new_repo(name)
+        if status == 200:
+            self._new_repo(name, private=asked.get("visibility") == "private")
         return self._json(
             status, {"url": f"{self.hub.url}/{name}", "error": "You already created this model repo"}
         )
 
-    def _new_repo(self, name):
+    def _new_repo(self, name, *, private):
         data = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
         self.hub.blobs[blob_oid(data)] = data
-        self.hub.repos[name] = Repo()
+        self.hub.repos[name] = Repo(private=private)
         self.hub.repos[name].commit({".gitattributes": ("file", blob_oid(data))})
 
     def _commit_at(self, name, revision):
@@ -216,9 +230,41 @@ class _Handler(BaseHTTPRequestHandler):
         if not (commit := self._commit_at(name, revision)):
             return None
         siblings = [{"rfilename": path} for path in commit[1]]
-        return self._json(
-            200, {"_id": "1", "id": name, "sha": commit[0], "private": False, "siblings": siblings}
-        )
+        private = self.hub.repos[name].private
+        about = {"_id": "1", "id": name, "sha": commit[0], "private": private, "siblings": siblings}
+        return self._json(200, about)
+
+    def _tree(self, _body, name, revision, folder=None):
+        """A page of the files and folders below a folder, and the address of the next page, as the Hub has them."""
+        if not (commit := self._commit_at(name, revision)):
+            return None
+        asked = dict(parse_qsl(urlsplit(self.path).query))
+        start = f"{folder}/" if folder else ""
+        found = {}
+        for path, (kind, oid) in sorted(commit[1].items()):
+            if not path.startswith(start):
+                continue
+            inner = path.removeprefix(start).split("/")
+            for depth in range(1, len(inner)):
+                place = start + "/".join(inner[:depth])
+                found[place] = {
+                    "type": "directory",
+                    "path": place,
+                    "oid": blob_oid(place.encode()),
+                    "size": 0,
+                }
+            size = len(self.hub.blobs[oid])
+            found[path] = {"type": "file", "path": path, "oid": oid, "size": size}
+            if kind == "lfs":
+                found[path] |= {"lfs": {"oid": oid, "size": size, "pointerSize": 130}}
+        if folder and not found:
+            return self._json(404, {"error": "Entry not found"}, [("X-Error-Code", "EntryNotFound")])
+        if asked.get("recursive", "false").lower() != "true":
+            found = {path: about for path, about in found.items() if "/" not in path.removeprefix(start)}
+        at = int(asked.get("cursor", 0))
+        page, rest = list(found.values())[at : at + PAGE], len(found) > at + PAGE
+        more = f"<{self.hub.url}{urlsplit(self.path).path}?{urlencode(asked | {'cursor': at + PAGE})}>"
+        return self._json(200, page, [("Link", f'{more}; rel="next"')] if rest else [])
 
     def _refs(self, _body, name):
         if not (commit := self._commit_at(name, None)):
@@ -317,6 +363,7 @@ _ROUTES = [
     ("POST", "/api/validate-yaml", _Handler._validate),
     ("GET", f"/api/models/{_NAME}(?:/revision/([^/]+))?", _Handler._info),
     ("GET", f"/api/models/{_NAME}/refs", _Handler._refs),
+    ("GET", f"/api/models/{_NAME}/tree/([^/]+)(?:/(.+))?", _Handler._tree),
     ("POST", f"/api/models/{_NAME}/preupload/main", _Handler._preupload),
     ("POST", f"/{_NAME}\\.git/info/lfs/objects/batch", _Handler._lfs_batch),
     ("PUT", "/blob/([0-9a-f]+)", _Handler._lfs_put),

@@ -1,7 +1,7 @@
 """Checks the record in this folder: every line of chain.jsonl, and every row of forecasts/ and ledger/ against it."""
 import argparse, gzip, hashlib, json, struct, sys  # noqa: E401, I001 - short, so that a stranger reads all of it first
 from pathlib import Path
-HERE, LEVELS = Path(__file__).resolve().parent, [f"q{percent:02}" for percent in range(5, 100, 5)]
+HERE, LEVELS = Path(__file__).absolute().parent, [f"q{percent:02}" for percent in range(5, 100, 5)]
 KEY, CANDLE = ["symbol", "timeframe", "model_version", "issued_at", "step"], ["q50_open", "q50_high", "q50_low"]
 FORECAST = [*KEY, "target_time", *LEVELS, *CANDLE, "last_close", "role", "made_at", *("ref_" + q for q in LEVELS)]
 ADDED = ["weights_sha256", "standing"]  # rows that were stored before these columns existed have neither
