@@ -2,11 +2,12 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from cpbmodels.errors import ModelError
 from cpbmodels.files import read_regular
@@ -99,6 +100,8 @@ _RECORD = """
 `forecasts/` and `ledger/` have every forecast and score as JSON lines, `chain.jsonl` links them by sha256. In a copy
 of this repository `python verify.py` computes all of it again; it needs Python 3.8 or newer and nothing else. Note the
 hash that it prints: later, `python verify.py --head HASH` says whether it is still in the chain.
+
+The library `datasets` reads such a copy: `load_dataset("copy", "forecasts", split="train")`, or `"ledger"`.
 """
 
 _OWN_SNIPPET = """import polars as pl
@@ -173,7 +176,7 @@ def model_card(
     repo: str,
     wheel: Wheel,
     *,
-    record: bool = False,
+    record: Mapping[str, Any] = MappingProxyType({}),
     pictured: Champion | None = None,
 ) -> str:
     """Return the card as Markdown with Hub metadata; the same champions give the same text.
@@ -182,7 +185,7 @@ def model_card(
         champions: of one market.
         repo: `USER/NAME` on the Hub at `HF_ENDPOINT`.
         wheel: the light library, stored next to the card.
-        record: whether the record of forecasts lies beside it.
+        record: metadata by which `datasets` reads the record of forecasts beside it; empty without one.
         pictured: the champion whose picture lies in its folder beside the card, and is shown.
 
     Raises:
@@ -201,7 +204,7 @@ def model_card(
         timeframes=" and ".join(sorted({c.series.timeframe for c in champions})),
         count=f"{len(champions)} models" if len(champions) > 1 else "1 model",
         market=market.of,
-        metadata=_metadata(champions, market),
+        metadata=_metadata(champions, market, record),
         picture=_PICTURE.format(series=pictured.series, path=_place(pictured, FORECAST_PICTURE))
         if pictured
         else "",
@@ -221,7 +224,7 @@ def model_card(
     return f"{text}{_seal(text)}"
 
 
-def _metadata(champions: Sequence[Champion], market: _Market) -> str:
+def _metadata(champions: Sequence[Champion], market: _Market, record: Mapping[str, Any]) -> str:
     """Return the metadata of the Hub as YAML: task, library and licence, and in `model-index` the scores.
 
     No `datasets`: these are names of the Hub's own data sets, and the candles are none of them. `library_name` is that
@@ -236,6 +239,7 @@ def _metadata(champions: Sequence[Champion], market: _Market) -> str:
         tags=["time-series", "probabilistic-forecasting", "finance", "pytorch", "safetensors"],
         model_name="cpb",
         eval_results=[result for champion in champions for result in _results(champion, market)] or None,
+        **record,
     )
     return data.to_yaml()
 

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import polars.selectors as cs
@@ -17,13 +18,14 @@ import polars.selectors as cs
 from cpbmodels.files import read_regular
 from schemas.errors import DamagedError
 from schemas.failure import Failure
-from schemas.forecast_rows import ADDED_COLUMNS, OF_BEFORE
+from schemas.forecast_rows import ADDED_COLUMNS, FORECAST_SCHEMA, LEDGER_SCHEMA, OF_BEFORE
 from schemas.identity import market_home
 from tasks.forecasting.chain import chain_lock
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
 from tasks.forecasting.months import files_of_market, load, owner_of
 from tasks.forecasting.published import (
     CHAIN,
+    ROWS,
     month_name,
     published_files,
     published_rows,
@@ -36,10 +38,40 @@ from tasks.storage.records import digest_fault
 
 VERIFIER = "verify.py"
 
+_SCHEMAS = {"forecasts": FORECAST_SCHEMA, "ledger": LEDGER_SCHEMA}
+"""Columns and types of the rows, by the name of their folder without its market."""
+
 
 def is_record_file(place: str) -> bool:
     """Whether a path in a published folder belongs to the record."""
     return place in (CHAIN, VERIFIER) or month_name(place) is not None
+
+
+def data_set_metadata(tree: Path) -> dict[str, Any]:
+    """Return the metadata of a card by which the library `datasets` reads a published record; empty without one.
+
+    Its types are given: of a column that is null in a whole file none can be inferred, and times are integers there.
+    Format: https://huggingface.co/docs/hub/datasets-manual-configuration.
+    """
+    globs = {
+        kind: f"{folder.name}/*/*/*{ROWS}" for kind in _SCHEMAS for folder in sorted(tree.glob(f"{kind}*"))
+    }
+    if not globs:
+        return {}
+    return {
+        "configs": [{"config_name": kind, "data_files": files} for kind, files in globs.items()],
+        "dataset_info": [
+            {
+                "config_name": kind,
+                "features": [{"name": name, "dtype": _arrow_name(t)} for name, t in _SCHEMAS[kind].items()],
+            }
+            for kind in globs
+        ],
+    }
+
+
+def _arrow_name(kind: Any) -> str:
+    return f"timestamp[us, tz={kind.time_zone}]" if kind == pl.Datetime else str(kind).lower()
 
 
 def write_record(

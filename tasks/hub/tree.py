@@ -16,9 +16,8 @@ from cpbmodels.fleet.config import WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
 from schemas.failure import Failure
 from schemas.identity import is_series_name
-from tasks.forecasting.published import CHAIN
 from tasks.hub.card import is_card, model_card
-from tasks.hub.record_export import is_record_file, write_record
+from tasks.hub.record_export import data_set_metadata, is_record_file, write_record
 from tasks.storage.files import DiskFull, is_disk_full, sync, write_bytes
 from tasks.storage.folders import new_folder, recover_folder
 from tasks.storage.model_folder import (
@@ -93,7 +92,7 @@ def build_tree(
             ordered,
             repo or "USER/NAME",
             wheel,
-            record=(draft / CHAIN).is_file(),
+            record=data_set_metadata(draft),
             pictured=_pictured(draft, ordered),
         )
         (draft / CARD).write_text(card, encoding="utf-8")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from tasks.hub.publish import publish_tree
@@ -76,9 +76,20 @@ def test_snapshot_download_has_the_same_files_and_of_a_private_repository_wants_
         snapshot_download(REPO, token=False, endpoint=hub.url, cache_dir=tmp_path / "other")
 
 
-def test_the_stand_in_lists_a_tree_page_by_page(hub, recorded):
-    from huggingface_hub import HfApi
+def test_the_same_folder_becomes_a_data_set_as_the_docs_say(hub, recorded, tmp_path, client):
+    tree = recorded / "hub"
+    (command,) = re.findall(r"`(hf upload [^`]+)`", DOCS.read_text())
+    assert command == "hf upload USER/NAME-record data/hub --repo-type dataset"
+    command = command.replace("USER/NAME", REPO).replace("data/hub", str(tree))
+    type_command(command, tmp_path, client | {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"})
+    assert hub.count("POST", "/api/datasets/.*/commit/main") == 1
+    copy = snapshot_download(
+        f"{REPO}-record", repo_type="dataset", endpoint=hub.url, cache_dir=tmp_path / "cache"
+    )
+    assert files_of(Path(copy)) == files_of(tree)
 
+
+def test_the_stand_in_lists_a_tree_page_by_page(hub, recorded):
     tree = recorded / "hub"
     publish_tree(tree, REPO)
     api = HfApi(endpoint=hub.url)
