@@ -1,11 +1,13 @@
 """What a command prints: lines and log messages on stderr, results on stdout, as tables, lines or JSON.
 
-A table's column is shown completely or not at all, so that no figure is truncated.
+A table's column is shown completely or not at all, so that no figure is truncated. Tables are as wide as the terminal;
+in a file or pipe as wide as `COLUMNS` says, or else 80 characters.
 """
 
 import json
 import logging
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,14 +16,13 @@ from typing import Any, Literal
 
 from cpbmodels.errors import printable
 from flows.typed import as_typed
-from schemas.errors import counted
 
 LINES = logging.getLogger("cpb.lines")
 """Logger of the lines that `echo` prints; without a flow run nothing handles them."""
 LINES.setLevel(logging.INFO)
 LINES.propagate = False
 
-_GAP, _FOLDED, _PIPE_WIDTH = 3, 23, 300  # characters
+_GAPS, _FOLDED = (3, 2, 1), 23  # characters: between columns, the widest that fits; least of a folded column
 
 
 @dataclass(frozen=True)
@@ -43,37 +44,64 @@ class Column:
         return "-" if value is None else printable(format(value, self.form))
 
 
-def print_table(title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the columns that fit the terminal, dropping the last columns first, and report how many are left out."""
+def print_table(
+    title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], *, continued: bool = False
+) -> None:
+    """Print the columns that fit the terminal, dropping the last columns first, and report which are left out.
+
+    `continued`: they follow in further tables instead, each with the columns that stay.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    # A pipe has no width: rows stay whole for grep, and a file reads as on a wide terminal.
-    console = Console(markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    shown = fitting(columns, rows, console.width)
-    table = Table(title=printable(title), box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
-    for column in shown:
-        justify: Literal["left", "right"] = "right" if column.form else "left"
-        table.add_column(column.title, justify=justify, no_wrap=not column.folds, overflow="fold")
-    for row in rows:
-        table.add_row(*(column.cell(row) for column in shown))
-    console.print(table)
-    if hidden := len(columns) - len(shown):
-        echo(f"{counted(hidden, 'column')} left out: use a wider terminal, or --json")
+    # $COLUMNS, else the terminal of stdout, else 80.
+    width, left = shutil.get_terminal_size().columns, list(columns)
+    if title:
+        Console(markup=False, highlight=False, width=width).print(printable(title), style="italic")
+    while True:
+        shown, gap, needed = fitting(left, rows, width)
+        table = Table(
+            box=SIMPLE_HEAD,
+            padding=(0, max(gap - 2, 0), 0, min(gap - 1, 1)),
+            show_edge=False,
+            pad_edge=False,
+        )
+        for column in shown:
+            justify: Literal["left", "right"] = "right" if column.form else "left"
+            table.add_column(column.title, justify=justify, no_wrap=not column.folds, overflow="fold")
+        for row in rows:
+            table.add_row(*(column.cell(row) for column in shown))
+        # Where even the columns that stay are too wide, the terminal wraps lines: rich would cut figures.
+        Console(markup=False, width=max(width, needed)).print(table, "")
+        hidden = [column for column in left if column not in shown]
+        if not (continued and hidden and len(shown) > sum(column.stays for column in shown)):
+            break
+        left = [*(column for column in shown if column.stays), *hidden]
+    if hidden:
+        names = ", ".join(column.title for column in hidden)
+        echo(f"left out at {width} columns: {names}; use a wider terminal (in a pipe COLUMNS=200), or --json")
 
 
-def fitting(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int) -> list[Column]:
-    """Return the columns that fit into `width`; optional columns are dropped, last first."""
-    widths = {c: max(map(len, (c.title, *(c.cell(row) for row in rows)))) + _GAP for c in columns}
+def fitting(
+    columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int
+) -> tuple[list[Column], int, int]:
+    """Return the columns that fit into `width`, the gap between them, and the width they need, in characters.
+
+    Optional columns are dropped, last first.
+    """
+    widths = {c: max(map(len, (c.title, *(c.cell(row) for row in rows)))) for c in columns}
+    least = {c: min(widths[c], _FOLDED) if c.folds else widths[c] for c in columns}
     shown = list(columns)
     # The last column is the least important; each is dropped whole, since half a figure is a wrong one.
-    for column in reversed(columns):
-        if sum(min(widths[c], _FOLDED) if c.folds else widths[c] for c in shown) <= width - 2:
-            break
-        if not column.stays:
-            shown.remove(column)
-    return shown
+    for dropped in (None, *(column for column in reversed(columns) if not column.stays)):
+        if dropped:
+            shown.remove(dropped)
+        for gap in _GAPS:
+            needed = sum(least[c] + gap for c in shown) - gap
+            if needed <= width:
+                return shown, gap, needed
+    return shown, gap, needed
 
 
 def interval(low: float | None, high: float | None) -> str | None:
@@ -130,19 +158,10 @@ def continue_without_reader() -> None:
 
 
 def emit(value: Any) -> None:
-    """Print a JSON object as the last line of stdout; dates and paths become strings, NaN becomes null."""
-    print(json.dumps(_plain(value), default=str), flush=True)
+    """Print a JSON object as the last line of stdout; times as HTTP writes them, NaN, which JSON lacks, as null."""
+    from pydantic_core import to_jsonable_python
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    # JSON has no NaN, and other programs refuse Python's.
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+    print(json.dumps(to_jsonable_python(value, inf_nan_mode="null", fallback=str)), flush=True)
 
 
 class ConsoleHandler(logging.Handler):

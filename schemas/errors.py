@@ -10,6 +10,9 @@ EXIT_COMPLETE, EXIT_FATAL, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 0, 1, 2,
 """Exit codes of all commands; EXIT_PARTIAL: some series or models failed, the results of the others are kept."""
 
 
+MINUTE = "%Y-%m-%d %H:%M"
+"""Form of a time for people, in UTC; programs are given ISO 8601, as in `2025-06-06T12:00:00Z`."""
+
 log = logging.getLogger("cpb")
 """Messages for people, on the terminal or in a flow run's log."""
 

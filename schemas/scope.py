@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
 from schemas.base import Spec
 from schemas.coins import CHAMPIONS, EXCHANGE, coins_label, parse_coins, parse_timeframes
-from schemas.errors import UsageError
+from schemas.errors import MINUTE, UsageError
 from schemas.home import home_folder
 from schemas.identity import APART, OWN, SIM, Market, SeriesId, market_home
 from schemas.reading import Reading, remembered
@@ -299,7 +299,7 @@ class ScopeSpec(Spec):
             # a tolerance of a day: as_of may be the end of today, or the clock may be slow
             if instant and instant - now > timedelta(days=1):
                 raise UsageError(
-                    f"{name} {getattr(self, name)} is later than this machine's clock ({now:%Y-%m-%dT%H:%M} UTC); "
+                    f"{name} {getattr(self, name)} is later than this machine's clock ({now:{MINUTE}} UTC); "
                     "give an earlier time, or leave it out",
                     code="future",
                     field=name,

@@ -30,8 +30,8 @@ _COLUMNS = (
     Column("series", "series", stays=True),
     Column("status", "status", stays=True),
     Column("candles", "candles", ",", stays=True),
-    Column("first", "first"),
-    Column("last", "last"),
+    Column("first (UTC)", "first"),
+    Column("last (UTC)", "last"),
     Column("holes", "holes", ",", stays=True),
     Column("missing", "missing", ",", stays=True),
 )

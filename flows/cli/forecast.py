@@ -4,35 +4,35 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from cpbmodels.errors import grouped
 from flows.cli.ending import Answer, answered
 from flows.cli.options import cli_options
 from flows.console import Column, echo, finding, price, print_table, quiet_libraries
 from flows.progress import shown_progress
-from schemas.errors import age, counted
+from schemas.errors import MINUTE, UsageError, age, counted
 from schemas.forecasting import ForecastSpec
 
 _AFTER = (1, 5, 10)
 """Candles ahead that the table of several series shows; the last step instead of those beyond it."""
 
 _BANDS = (
-    Column("series; last close and its age; verdict; record", "about", stays=True, folds=True),
-    Column("candles", "step", ">", stays=True),
-    Column("close at (UTC)", "close"),
-    Column("50 %", "half", ">", stays=True),
+    Column("series; last close", "about", stays=True),
+    Column("step", "step", ">", stays=True),
+    Column("close (UTC)", "close", stays=True),
+    Column("50 %", "half", ">"),
     Column("80 %", "most", ">", stays=True),
 )
+_ORIGIN = (Column("step", "step", ">", stays=True), Column("close (UTC)", "close", stays=True))
 _LEVELS = range(5, 100, 5)
-_EVERYTHING = (
-    Column("candle", "step", ">", stays=True),
-    Column("close at (UTC)", "close"),
-    *(Column(f"{level} %", f"q{level:02}", ">", stays=level in (10, 25, 50, 75, 90)) for level in _LEVELS),
-)
+_USUAL = (5, 10, 25, 50, 75, 90, 95)
+"""Levels of the quantiles that the table of a single series shows, in per cent."""
 
 _FIRST = (
-    Column("candle", "step", ">"),
+    Column("step", "step", ">"),
     Column("until (UTC)", "until"),
     Column("target first", "target_first", ">.1%"),
     Column("stop first", "stop_first", ">.1%"),
@@ -49,22 +49,35 @@ _STOPS = (
 
 @answered
 @cli_options(ForecastSpec)
-def forecast(spec: ForecastSpec) -> Answer:
+def forecast(
+    spec: ForecastSpec,
+    quantiles: Annotated[
+        str | None,
+        typer.Option(
+            "--quantiles", metavar="all", help="all: of a single series nineteen quantiles instead of seven"
+        ),
+    ] = None,
+) -> Answer:
     """Refresh the candles, forecast with the champions, show the forecasts, and score those come due.
 
-    Of a single series every step and quantile is shown.
+    Of a single series every step is shown.
 
     Example: cpb forecast BTC 1h --source sim --target 40000 --stop 38500
     """
+    if quantiles not in (None, "all"):
+        raise UsageError(
+            f"quantiles {quantiles!r} is unknown: choose all, or leave it out for the usual seven",
+            code="quantiles",
+        )
     quiet_libraries()
     with shown_progress("forecast"):
         from flows.forecast import run_forecast
 
         result = run_forecast(spec, echo)
-    return Answer(result, partial(_print, spec, result))
+    return Answer(result, partial(_print, spec, result, _LEVELS if quantiles else _USUAL))
 
 
-def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
+def _print(spec: ForecastSpec, result: dict[str, Any], levels: Sequence[int]) -> None:
     # Ages are told as of the moment asked for: a replay reads as it would have read then.
     now = spec.scope.as_of or datetime.now(UTC)
     models = {(model["symbol"], model["timeframe"]): model for model in result.get("models", ())}
@@ -72,13 +85,18 @@ def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
     for row in result["rows"]:
         forecasts.setdefault((row["symbol"], row["timeframe"]), []).append(row)
     texts = {series: _about(rows[0], models.get(series, {}), now) for series, rows in forecasts.items()}
-    # Every step and quantile of one series fit a screen; of twenty series three bands do.
+    # Every step of one series fits a screen; of twenty series three bands do.
     if len(forecasts) == 1:
         ((series, rows),) = forecasts.items()
-        print_table("; ".join(texts[series]), _EVERYTHING, [_shown(row) for row in rows])
+        columns = (*_ORIGIN, *(Column(f"{level} %", f"q{level:02}", ">") for level in levels))
+        title = f"{'; '.join(texts[series])}; issued {rows[0]['issued_at']:{MINUTE}} UTC"
+        print_table(title, columns, [_shown(row, "%m-%d %H:%M") for row in rows], continued=True)
     else:
         lines = [line for series, rows in forecasts.items() for line in _bands(texts[series], rows)]
-        print_table("The close is within each band with this probability", _BANDS, lines[:-1])
+        title = (
+            "The close is within each band with this probability; verdict and record: against the random walk"
+        )
+        print_table(title, _BANDS, lines[:-1])
     for name, show in _ANSWERS.items():
         if name in result:
             show(result[name])
@@ -94,9 +112,9 @@ def _print_by_step(title: str, answers: Sequence[dict[str, Any]]) -> None:
         chances = {str(step): f"{entry['probability']:.1%}" for step, entry in enumerate(entries, 1)}
         about = entries[0]
         lines.append({"price": f"{_ARROWS[about.get('side')]}{grouped(about['price'])}", **chances})
-    steps = [Column(str(s), str(s), ">", stays=s in (1, 5, horizon)) for s in range(1, horizon + 1)]
+    steps = [Column(str(s), str(s), ">") for s in range(1, horizon + 1)]
     price_column = Column("price", "price", ">", stays=True)
-    print_table(title.format(_time(answers[-1]["by"])), (price_column, *steps), lines)
+    print_table(title.format(f"{answers[-1]['by']:{MINUTE}}"), (price_column, *steps), lines, continued=True)
 
 
 def _print_first(first: Sequence[dict[str, Any]]) -> None:
@@ -106,7 +124,9 @@ def _print_first(first: Sequence[dict[str, Any]]) -> None:
         f"{asked['side'].capitalize()}: is the target {grouped(asked['target'])} or the stop "
         f"{grouped(asked['stop'])} reached first? A candle that reaches both counts for the stop"
     )
-    lines = [entry | {"step": step, "until": _time(entry["by"])} for step, entry in enumerate(first, 1)]
+    lines = [
+        entry | {"step": step, "until": f"{entry['by']:{MINUTE}}"} for step, entry in enumerate(first, 1)
+    ]
     print_table(title, _FIRST, lines)
 
 
@@ -121,7 +141,7 @@ def _print_stops(stops: Sequence[dict[str, Any]]) -> None:
         }
         for up, down in zip(stops[::2], stops[1::2], strict=True)
     ]
-    print_table(f"Reached with this chance until {_time(stops[-1]['by'])} UTC", _STOPS, lines)
+    print_table(f"Reached with this chance until {stops[-1]['by']:{MINUTE}} UTC", _STOPS, lines)
 
 
 _ANSWERS: dict[str, Callable[[Sequence[dict[str, Any]]], None]] = {
@@ -156,26 +176,22 @@ def _record(model: dict[str, Any]) -> str:
     which = "live" if model["record_live"] else "replays"
     # Without an interval there are too few days for the ratio to mean anything.
     ratio = model["record_ratio"] if model["record_low"] is not None else None
-    return f"{which} {ratio:.3f} in {days}" if ratio is not None else f"{which}: too few days ({days})"
+    return f"{which} {ratio:.3f} in {days}" if ratio is not None else f"{which}: too few ({days})"
 
 
 def _bands(about: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield the lines of one series, then an empty line."""
-    texts = [about[0], about[1], "; ".join(about[2:]), ""]
     shown = [_shown(rows[step - 1]) for step in sorted({min(step, len(rows)) for step in _AFTER})]
-    for text, row in zip_longest(texts, shown):
+    for text, row in zip_longest(about, shown):
         line = dict.fromkeys(("step", "close", "half", "most"), "") | {"about": text or ""}
         if row:
             line |= {"step": row["step"], "close": row["close"]}
-            line |= {"half": f"{row['q25']} to {row['q75']}", "most": f"{row['q10']} to {row['q90']}"}
+            line |= {"half": f"{row['q25']}–{row['q75']}", "most": f"{row['q10']}–{row['q90']}"}
         yield line
+    yield dict.fromkeys(line, "")
 
 
-def _shown(row: dict[str, Any]) -> dict[str, str]:
-    """Return a row's prices, and the close of the forecast candle, with its year unless it is the current one."""
+def _shown(row: dict[str, Any], form: str = MINUTE) -> dict[str, str]:
+    """Return a row's prices, and the close of the forecast candle in a form of `strftime`."""
     quantiles = {f"q{level:02}": price(row[f"q{level:02}"]) for level in _LEVELS}
-    return {"step": str(row["step"]), "close": _time(row["target_time"]), **quantiles}
-
-
-def _time(time: datetime) -> str:
-    return f"{time:%m-%d %H:%M}" if time.year == datetime.now(UTC).year else f"{time:%Y-%m-%d %H:%M}"
+    return {"step": str(row["step"]), "close": f"{row['target_time']:{form}}", **quantiles}

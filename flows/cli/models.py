@@ -14,7 +14,7 @@ from flows.console import Column, echo, finding, interval, print_table, quiet_li
 from schemas.board import BoardSpec
 from schemas.chances import SCORED
 from schemas.coins import check_known
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, DamagedError, UsageError, counted
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, MINUTE, CpbError, DamagedError, UsageError, counted
 from schemas.identity import SIM, SPOT
 from schemas.run import RunSpec
 from schemas.scope import ScopeSpec
@@ -57,14 +57,14 @@ _FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
 
 _TABLE = (
     Column("series", "series", stays=True),
-    Column("version", "version", stays=True),
-    Column("architecture", "architecture"),
-    Column("preset", "preset"),
-    Column("decision", "decision", stays=True),
+    Column("architecture", "architecture", stays=True),
     Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
-    Column("95 % interval", "interval", ">", stays=True),
+    Column("95 % interval", "interval", ">"),
     Column("test span", "finding", stays=True),
-    Column("live", "live", stays=True),
+    Column("live", "live"),
+    Column("version", "version"),
+    Column("preset", "preset"),
+    Column("decision", "decision"),
 )
 
 
@@ -276,7 +276,7 @@ def _explained(served: "Served", alarm: "Alarm | None") -> list[str]:
     # Why it became champion, and the last decision, which mostly confirmed it: often the same.
     decisions = [d for d in (served.became, served.newest) if d]
     lines += dict.fromkeys(
-        f"  {d.decided_at:%Y-%m-%d %H:%M} {d.outcome} ({d.rule}): {d.reason}" for d in decisions
+        f"  {d.decided_at:{MINUTE}} UTC {d.outcome} ({d.rule}): {d.reason}" for d in decisions
     )
     if not decisions:
         lines.append("  no decision is recorded: it was made champion in MLflow")

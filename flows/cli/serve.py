@@ -12,7 +12,7 @@ import typer
 from flows.cli.ending import Answer, Json, answered
 from flows.console import Column, echo, emit, print_table, quiet_libraries, show
 from flows.progress import shown_progress
-from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, counted
+from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, MINUTE, counted
 
 if TYPE_CHECKING:
     from flows.deploy.status import Deployment, Status
@@ -227,4 +227,4 @@ def down() -> Answer:
 
 
 def _time(time: datetime | None) -> str:
-    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if time else "none"
+    return f"{time.astimezone(UTC):{MINUTE}} UTC" if time else "none"

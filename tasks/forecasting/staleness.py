@@ -13,7 +13,7 @@ from typing import Literal
 import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
-from schemas.errors import CpbError
+from schemas.errors import MINUTE, CpbError
 from schemas.identity import SIM, SeriesId
 from tasks.forecasting.months import forecast_command, latest
 from tasks.market.klines import ingest_command, read_klines, with_source
@@ -52,7 +52,7 @@ class Stale:
         """What is too old, and by how much."""
         hours = self.age.total_seconds() / 3600
         age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
-        return f"{self.series}: the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
+        return f"{self.series}: the newest {self.what} is {age} old ({self.newest:{MINUTE}} UTC)"
 
 
 def newest_close(home: Path, series: SeriesId, now: datetime | None = None) -> tuple[datetime, bool] | None:

@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cpbmodels.data.series import instant
 from schemas.coins import coins_label
-from schemas.errors import CpbError, MemberError, age
+from schemas.errors import MINUTE, CpbError, MemberError, age
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market.client import CONNECTIONS, Limits
@@ -20,7 +21,6 @@ from tasks.market.ingestion import FilePlan, Ingestion
 from tasks.market.layout import (
     source_file,
     to_us,
-    utc_text,
 )
 from tasks.market.listing import Catalogue
 from tasks.market.manifest import MANIFEST
@@ -115,7 +115,7 @@ def _as_stored(ingestion: Ingestion) -> StoreState:
     newest = max(ends)
     before = "before as_of" if scope.as_of else "ago"
     old = age((ingestion.end - newest) / 1e6)
-    note = f"stored candles are used, the newest closed {utc_text(newest)} ({old} {before})"
+    note = f"stored candles are used, the newest closed {instant(newest):{MINUTE}} UTC ({old} {before})"
     ingestion.notes.insert(0, note)
     return _state(ingestion)
 

@@ -8,13 +8,15 @@ from typing import Any
 
 import polars as pl
 
+from cpbmodels.data.series import instant
 from schemas.coins import MONTH
+from schemas.errors import MINUTE
 from schemas.identity import SeriesId
 from tasks.market.client import HttpSource, NotFound, Rejected, SourceFault
 from tasks.market.fetch import Fetched
 from tasks.market.ingestion import Ingestion
 from tasks.market.klines import write_parquet
-from tasks.market.layout import DAY, SourceFile, grid_of, opening_days, period_bounds, utc_text
+from tasks.market.layout import DAY, SourceFile, grid_of, opening_days, period_bounds
 from tasks.market.parser import check, read, to_microseconds, validate_klines
 from tasks.market.writer import trim_all, with_stored_columns
 
@@ -89,7 +91,7 @@ def refresh_tail(ingestion: Ingestion) -> None:
         last = parts[-1].runs[-1][1]
         if ingestion.end - last > _MAX_TAIL_DAYS * DAY:
             ingestion.notes.append(
-                f"{series}: files end {utc_text(last)}, too long ago to fetch the tail from REST"
+                f"{series}: files end {instant(last):{MINUTE}} UTC, too long ago to fetch the tail from REST"
             )
             continue
         fetched = [

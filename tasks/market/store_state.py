@@ -97,7 +97,7 @@ def series_state(home: Path, holdings: Holdings, calendar: OutageCalendar, reaso
         },
         off_grid=len(times["off-grid"]),
         odd_close=times["odd close"],
-        leaps=[f"× {factor:,.4g} at {_minute(utc_text(at))}" for at, factor in holdings.leaps],
+        leaps=[f"× {factor:,.4g} at {_minute(utc_text(at))} UTC" for at, factor in holdings.leaps],
         notes=[f"{series} {r.period}: {note}" for r in records for note in _file_notes(r)],
     )
     if runs:
@@ -169,7 +169,7 @@ def hole_lines(state: StoreState) -> list[str]:
     lines = []
     for s in state.series:
         lines += [
-            f"{s.series}: {_minute(h['from'])} to {_minute(h['to'])}, {counted(h['bars'], 'candle')}, {h['cause']}"
+            f"{s.series}: {_minute(h['from'])} to {_minute(h['to'])} UTC, {counted(h['bars'], 'candle')}, {h['cause']}"
             for h in s.holes
         ]
         lines += s.notes

@@ -111,7 +111,7 @@ def age_of(run: "Run") -> Age:
     except ValueError:  # `NEWEST`, or missing
         until = started
     until = until.astimezone(UTC) if until.tzinfo else until.replace(tzinfo=UTC)
-    return until.isoformat(timespec="seconds"), started.isoformat(timespec="seconds")
+    return f"{until:%Y-%m-%dT%H:%M:%SZ}", f"{started:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def recipe_of_run(params: Mapping[str, str], *tags: Mapping[str, str]) -> str:

@@ -13,7 +13,8 @@ from flows.deploy.status import Deployment, Status, _is_paused
 NIGHT = datetime(2026, 1, 2, 6, 30, tzinfo=UTC)
 
 
-def test_the_table_shows_running_queued_and_paused(capsys):
+def test_the_table_shows_running_queued_and_paused(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
     status = Status(
         4200,
         {"server": 1, "worker": 2},

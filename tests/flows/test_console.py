@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,20 @@ def test_numbers_come_with_their_noun(number, noun, said):
     assert counted(number, noun) == said
 
 
-def test_json_has_no_nan(capsys):
-    emit({"a": float("nan"), "b": [float("inf"), 1.5]})
-    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5]}
+def test_json_has_no_nan_and_one_form_of_times(capsys):
+    closed = datetime(2025, 6, 6, tzinfo=UTC)
+    emit(
+        {
+            "a": float("nan"),
+            "b": [float("inf"), 1.5, Path("x")],
+            "times": (closed, closed.replace(microsecond=5)),
+        }
+    )
+    assert json.loads(capsys.readouterr().out) == {
+        "a": None,
+        "b": [None, 1.5, "x"],
+        "times": ["2025-06-06T00:00:00Z", "2025-06-06T00:00:00.000005Z"],
+    }
 
 
 def test_text_of_a_home_reaches_the_terminal_escaped(capsys):

@@ -1,6 +1,7 @@
 """`cpb forecast` shows forecasts: a table, every quantile of a single series, JSON."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -47,24 +48,57 @@ def test_what_was_stored_before_is_given_and_said(stored, monkeypatch):
     assert said == ["2 series as stored before; 0 older rows scored"]
 
 
-def test_the_table_has_three_bands_the_close_and_its_age_verdict_and_record_of_each_series(cpb):
+def test_the_table_has_three_bands_the_close_and_its_age_verdict_and_record_of_each_series(cpb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     shown = cpb().out
     assert shown.index("BTCUSDT 1h") < shown.index("PEPEUSDT 1h")
-    for text in ("104,322, 25 min old", "0.00000825000, 25 min old", "better; no record yet"):
+    for text in ("104,322, 25 min old", "0.00000825000, 25 min old", "better", "no record yet"):
         assert text in shown
-    bands = [line for line in shown.splitlines() if line.count(" to ") == 2]
-    assert [line.split(" to ")[0].split()[-4] for line in bands] == ["1", "5", "10"] * 2
+    bands = [line for line in shown.splitlines() if line.count("–") == 2]
+    assert [re.search(r"(\d+) +2025-", line)[1] for line in bands] == ["1", "5", "10"] * 2
     first = rows_at(0, 104_321.5, BTC).row(0, named=True)
-    assert f"{price(first['q25'])} to {price(first['q75'])}" in bands[0]
-    assert f"{price(first['q10'])} to {price(first['q90'])}" in bands[0]
+    assert f"{price(first['q25'])}–{price(first['q75'])}" in bands[0]
+    assert f"{price(first['q10'])}–{price(first['q90'])}" in bands[0]
 
 
-def test_of_a_single_series_every_step_and_quantile_is_shown(cpb):
-    lines = cpb("BTC", "1h").out.splitlines()
-    steps = [line for line in lines if line.count(",") == 19]
-    assert [line.split()[0] for line in steps] == [str(step) for step in range(1, 11)]
-    last = rows_at(0, 104_321.5, BTC).row(-1, named=True)
-    assert steps[-1].split()[3:] == [price(last[f"q{level:02}"]) for level in range(5, 100, 5)]
+def test_at_80_columns_a_long_price_leaves_the_80_percent_band_and_the_times(cpb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cpb()
+    assert "left out at 80 columns: 50 %; " in shown.err
+    assert max(map(len, shown.out.splitlines())) <= 80
+    first = rows_at(0, 8.25e-6, PEPE).row(0, named=True)
+    assert f" 2025-05-31 21:00 {price(first['q10'])}–{price(first['q90'])}" in " ".join(shown.out.split())
+
+
+SEVEN, NINETEEN = (5, 10, 25, 50, 75, 90, 95), range(5, 100, 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "levels", "width"),
+    [((), SEVEN, 80), (("--quantiles", "all"), NINETEEN, 80), (("--quantiles", "all"), NINETEEN, 250)],
+)
+@pytest.mark.parametrize(("coin", "series", "close"), [("BTC", BTC, 104_321.5), ("PEPE", PEPE, 8.25e-6)])
+def test_of_a_single_series_every_step_is_shown_with_seven_quantiles_or_all(
+    cpb, monkeypatch, words, levels, width, coin, series, close
+):
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = cpb(coin, "1h", *words)
+    lines = shown.out.splitlines()
+    assert "left out" not in shown.err
+    assert max(map(len, lines)) <= width
+    assert "issued 2025-05-31 20:00 UTC" in " ".join(shown.out.split())
+    steps = [line.split() for line in lines if re.match(r" *\d+ +0[56]-", line)]
+    assert [words[0] for words in steps] == [str(step) for step in range(1, 11)] * (len(steps) // 10)
+    last = rows_at(0, close, series).row(-1, named=True)
+    assert steps[-1][1:3] == ["06-01", "06:00"]
+    told = [text for line in steps[9::10] for text in line[3:]]
+    assert told == [price(last[f"q{level:02}"]) for level in levels]
+
+
+def test_quantiles_are_all_or_the_usual(cpb_here):
+    code, _, err = cpb_here("forecast", "BTC", "1h", "--quantiles", "9")
+    assert code == 2
+    assert err == "cpb: quantiles '9' is unknown: choose all, or leave it out for the usual seven\n"
 
 
 @pytest.fixture
@@ -110,6 +144,10 @@ def test_rows_come_as_json(cpb):
     told = json.loads(cpb("--json").out)
     assert told["exit"] == 0
     assert {"symbol", "timeframe", "issued_at", "step", "target_time", "q05", "q95"} <= told["rows"][0].keys()
+    assert (told["rows"][0]["issued_at"], told["rows"][0]["target_time"]) == (
+        "2025-05-31T20:00:00Z",
+        "2025-05-31T21:00:00Z",
+    )
 
 
 class WithoutForecasts(Steps):

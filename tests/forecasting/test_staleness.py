@@ -89,7 +89,7 @@ def test_it_is_said_in_one_sentence_with_a_command(tmp_path):
     (stale,) = find_stale(tmp_path, [PEPE], NOON)
 
     assert str(stale) == (
-        "PEPEUSDT 1h: the newest candle is 3 days old (2025-06-07T12:00Z); "
+        "PEPEUSDT 1h: the newest candle is 3 days old (2025-06-07 12:00 UTC); "
         "refresh it with `cpb ingest --coins PEPEUSDT --timeframes 1h`, adding the --source of the candles unless "
         "that was Binance Vision"
     )

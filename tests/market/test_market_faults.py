@@ -364,7 +364,7 @@ def test_another_unit_from_some_candle_on_is_reported_and_kept(market, factor, s
         put(market / "mirror", file, simulator.to_csv(frame(file).with_columns(prices), "1h", decimals=None))
     report = served(market, coins="BTC", as_of="2024-05-01")
     assert (report.exit, btc(report).files["ok"], btc(report).rows) == (3, 4, 121 * 24)
-    assert f"at {start}: another unit or coin" in btc(report).reason
+    assert f"at {start} UTC: another unit or coin" in btc(report).reason
     assert btc(served(market, coins="BTC", as_of="2024-05-01")).leaps == btc(report).leaps  # of the store
 
 
