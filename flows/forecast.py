@@ -9,6 +9,7 @@ from prefect.states import Completed
 from flows.console import echo
 from flows.prefect import NOT_YET, as_flow
 from flows.run import Partial, flow_run
+from schemas.coins import coins_label
 from schemas.errors import EXIT_COMPLETE, CpbError, counted
 from schemas.failure import Failure
 from schemas.forecasting import ForecastSpec
@@ -32,8 +33,6 @@ STALE = "stale"
 STANDING = "standing"
 """Code of the failure of a series that was asked for alone and whose last candles stand still."""
 
-_NONE = "train first, as in `cpb train-all`"
-
 
 def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]:
     """Return the newest forecast rows of each series (also those stored before), and counts of new and scored rows.
@@ -48,6 +47,8 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
     with flow_run("forecast", report, notify=True) as run:
         served = champions(spec.scope.market)
         scope = spec.scope.narrowed(list(served.of(spec.scope)))  # before anything is downloaded
+        if lacking := [symbol for symbol in spec.scope.symbols if symbol not in scope.symbols]:
+            run.report(f"without a champion yet, and left out: {coins_label(lacking)}")
         # Forecasts first: what came true and what drifted can wait, a price cannot.
         fetched = ingest.after(served)(scope, spec.tail)
         issued = forecast.after(served, fetched)(scope)
@@ -70,9 +71,8 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
             ]
         if not issued.series:  # each reason names its own remedy, once for all series
             reasons = list({problem.reason: problem.line for problem in run.failures}.values())
-            raise CpbError(
-                f"no forecast could be made: {'; '.join(reasons[:2]) or _NONE}", code="no-forecast"
-            )
+            why = "; ".join(reasons[:2]) or f"train first, as in `cpb train-all{scope.options}`"
+            raise CpbError(f"no forecast could be made: {why}", code="no-forecast")
         drifted = [str(alarm) for alarm in watched.alarms if alarm.state == "drifted"]
         run.tell(_lines(run.failures, standing, drifted, issued, scored))
         records = champion_records(read_summary(home_folder(), scope.market))

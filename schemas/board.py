@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from schemas.base import Spec
 from schemas.coins import parse_coins, parse_timeframes
 from schemas.errors import UsageError
-from schemas.identity import OWN, Market
+from schemas.identity import OWN, SPOT, Market, market_option
 
 
 class BoardSpec(Spec):
@@ -33,6 +33,13 @@ class BoardSpec(Spec):
         # parsed for their errors, which belong to the command line
         _ = self.symbols, self.intervals
         return self
+
+    @property
+    def options(self) -> str:
+        """The command-line options that ask for the same market, coins and timeframes."""
+        given = {"coins": self.coins, "timeframes": self.timeframes}
+        options = "".join(f" --{name} {text}" for name, text in given.items() if text is not None)
+        return options + market_option(self.market or SPOT)
 
     @property
     def symbols(self) -> set[str] | None:

@@ -1,7 +1,8 @@
 """Coins, symbols and intervals, as people and Binance write them."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from cpbmodels.data import COIN_CURRENCIES, INTERVAL_SECONDS
 from schemas.base import names_in
@@ -140,24 +141,35 @@ def symbol_of(coin: str, *, quoted: bool = False) -> str:
     return f"{name}USDT"
 
 
-def check_known(symbols: Iterable[str] | None, stored: Collection[str], place: str) -> None:
+def coin_of(symbol: str) -> str:
+    """Return the coin of a symbol against USDT, else the symbol: `BTC`, `ETHBTC`."""
+    return symbol.removesuffix("USDT") or symbol
+
+
+def similar_coins(symbol: str, symbols: Iterable[str]) -> str:
+    """Return the coins whose names are most like a misspelt one, as ` (did you mean BTC?)`; "" if none is."""
+    # Without USDT, by which all symbols are alike.
+    similar = get_close_matches(coin_of(symbol), [*map(coin_of, symbols)])
+    return f" (did you mean {' or '.join(similar)}?)" if similar else ""
+
+
+def check_known(symbols: Iterable[str] | None, stored: Iterable[str], place: str) -> None:
     """Reject misspelt coins, which are neither in `stored` nor in the default universe.
 
     Args:
         place: where the stored symbols are, to start the message with: `the MLflow store`.
 
     Raises:
-        UsageError: names the unknown coins and some of the stored symbols.
+        UsageError: names the unknown coins, those they may stand for, and some of the stored.
     """
+    there = sorted({*map(coin_of, stored)})
     # a coin of the universe is no typo where the store has none of it yet
-    universe = {symbol_of(coin) for coin in COINS}
-    if unknown := sorted(
-        symbol for symbol in symbols or () if symbol not in stored and symbol not in universe
-    ):
-        there = sorted(stored)
+    known = dict.fromkeys((*there, *COINS))
+    if unknown := sorted(symbol for symbol in symbols or () if coin_of(symbol) not in known):
         held = ", ".join(there[:_MAX_LISTED]) + (", …" if len(there) > _MAX_LISTED else "")
         raise UsageError(
-            f"coins: {place} has nothing of {', '.join(unknown)}"
+            f"coins: {place} has nothing of "
+            f"{', '.join(coin_of(symbol) + similar_coins(symbol, known) for symbol in unknown)}"
             f"{f', only of {held}' if held else ''}; check the name",
             code="coins",
         )
@@ -168,7 +180,7 @@ def coins_label(symbols: Iterable[str]) -> str:
 
     The quote currency USDT is omitted.
     """
-    names = [name.removesuffix("USDT") or name for name in dict.fromkeys(symbols)]
+    names = [*map(coin_of, dict.fromkeys(symbols))]
     return ", ".join(names) if len(names) <= _MAX_NAMED else f"{len(names)} coins"
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
 from schemas.base import Spec
-from schemas.coins import CHAMPIONS, EXCHANGE, coins_label, parse_coins, parse_timeframes
+from schemas.coins import CHAMPIONS, EXCHANGE, coin_of, coins_label, parse_coins, parse_timeframes
 from schemas.errors import MINUTE, UsageError
 from schemas.home import home_folder
 from schemas.identity import APART, OWN, SIM, Market, SeriesId, market_home
@@ -95,6 +95,13 @@ class Scope(BaseModel):
         names = {series.symbol, series.symbol.removesuffix("USDT")}
         is_named = not self.symbols or not names.isdisjoint(self.symbols)
         return is_named and series.timeframe in self.timeframes
+
+    @property
+    def options(self) -> str:
+        """The command-line options that ask for the same: ` --coins BTC --timeframes 1h`; "" for all."""
+        coins = f" --coins {','.join(map(coin_of, self.symbols))}" if self.symbols else ""
+        has_all = len(self.timeframes) == len(INTERVAL_SECONDS)
+        return coins if has_all else f"{coins} --timeframes {','.join(self.timeframes)}"
 
     def narrowed(self, series: Sequence[SeriesId]) -> "Scope":
         """Return the scope restricted to exactly these series of its market."""

@@ -31,7 +31,7 @@ from schemas.handover import (
     TrainingPlan,
 )
 from schemas.home import home_folder
-from schemas.identity import Market, SeriesId, market_option, tree_of
+from schemas.identity import MARKETS, Market, SeriesId, market_option, tree_of
 from schemas.ledger import Score, Watching
 from schemas.run import LOCAL, RAY, RunSpec
 from schemas.scope import Scope
@@ -289,24 +289,26 @@ class Serving:
             CpbError: there is none, or they are damaged.
             UsageError: a coin is neither among the champions nor in the default universe.
         """
+        # Before any is chosen: a misspelt coin beside one that has a champion would be left out without a word.
+        known = {model.series.symbol for model in self.models}
+        known |= {failure.series.symbol for failure in self.failures if failure.series}
+        check_known(scope.symbols, known, "the registry of champions")
         if models := {model.series: model for model in self.models if scope.selects(model.series)}:
             return models
         if damaged := [f for f in self.failures if f.series and scope.selects(f.series)]:
             reasons = "; ".join(failure.reason for failure in damaged)
             raise CpbError(f"no forecast could be made: {reasons}", code=damaged[0].code)
-        # A misspelt coin is told apart from one that no champion serves yet.
-        check_known(
-            scope.symbols, {model.series.symbol for model in self.models}, "the registry of champions"
-        )
         of = f" of {coins_label(scope.symbols)}" if scope.symbols else ""
         at = f" at {', '.join(scope.timeframes)}" if len(scope.timeframes) < len(INTERVAL_SECONDS) else ""
-        # What was asked for: `cpb train-all` alone may train other timeframes.
-        train = f"cpb train-all{market_option(scope.market)}"
-        train += f" --coins {','.join(scope.symbols)}" if scope.symbols else ""
-        train += f" --timeframes {','.join(scope.timeframes)}" if at else ""
+        elsewhere = [
+            f"{number} of market {market}, with which `cpb forecast{scope.options}{market_option(market)}` forecasts"
+            for market in MARKETS
+            if (number := sum(scope.selects(model.series) for model in packaged_models(scope.home, market)))
+        ]
         raise CpbError(
-            f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; name another with "
-            f"--source or --market, or train first, as in `{train}`",
+            f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet"
+            f"{''.join(f', but {text}' for text in elsewhere)}; train first, as in "
+            f"`cpb train-all{scope.options}{market_option(scope.market)}`",
             code="no-champion",
         )
 

@@ -118,8 +118,21 @@ def ledger(spec: BoardSpec) -> Answer:
 
     home = stored_home()
     stored = series_with_forecasts(home)
-    # A misspelt coin is an error; a coin without scores yet is an empty table.
     check_known(spec.symbols, {s.symbol for s in stored}, f"the forecast store in {home}")
+    asked = [
+        series
+        for series in stored
+        if spec.market in (None, series.market)
+        and (spec.symbols is None or series.symbol in spec.symbols)
+        and (spec.intervals is None or series.timeframe in spec.intervals)
+    ]
+    # Of series with forecasts, none of them scored yet, the table is empty.
+    if stored and not asked:
+        raise CpbError(
+            f"no forecast of these is stored in {home}; make one with `cpb forecast{spec.options}`, or, without a "
+            f"champion yet, train first, as in `cpb train-all{spec.options}`",
+            code="no-forecast",
+        )
     rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals)
 
     def shown() -> None:
@@ -189,7 +202,8 @@ def champions(
     ]
     if not chosen:
         raise CpbError(
-            "there is no champion of these yet; train first, as in `cpb train-all`", code="no-champion"
+            f"there is no champion of these yet; train first, as in `cpb train-all{spec.options}`",
+            code="no-champion",
         )
     # A damaged champion stays in the table, with `damaged` for a verdict; the sentence says what makes it again.
     for entry in chosen:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cpbmodels.data.series import instant
-from schemas.coins import coins_label
+from schemas.coins import coins_label, similar_coins
 from schemas.errors import MINUTE, CpbError, MemberError, age
 from schemas.identity import SeriesId
 from schemas.scope import Scope
@@ -169,6 +169,6 @@ def _failure_reason(ingestion: Ingestion, series: SeriesId) -> str:
     remedy = (
         f"{' and '.join(others)} is there: name that, as in coins {others[0]}"
         if others
-        else "check the name and since"
+        else f"check the name{similar_coins(series.symbol, ingestion.catalogue.listed(series.market))} and since"
     )
     return f"not listed at {ingestion.source.name} in this time range; {remedy}"

@@ -100,15 +100,19 @@ class Catalogue:
 
         Empty where the source lists nothing or cannot be reached.
         """
-        try:
-            listed = self.symbols(series.market)
-        except SourceFault:
-            listed = self._symbols[series.market] = []  # not asked again for each series
         return [
             name
-            for name in listed
+            for name in self.listed(series.market)
             if name != series.symbol and _without_unit(name) == _without_unit(series.symbol)
         ]
+
+    def listed(self, market: str) -> list[str]:
+        """Return `symbols`; nothing where the source cannot be reached."""
+        try:
+            return self.symbols(market)
+        except SourceFault:
+            self._symbols[market] = []  # not asked again for each series
+            return []
 
     def _listed(self, source: HttpSource, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
         prefix = listing_prefix(series, kind)

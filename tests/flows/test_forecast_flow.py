@@ -1,5 +1,6 @@
 """The scheduled forecast: quiet before the first training, an error where champions were lost."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from schemas.forecasting import ForecastSpec
 from schemas.identity import SeriesId
 from tasks.running.step import step
 from tasks.steps import Serving
+from tasks.storage.packaged import PackagedModel
 from tasks.tracking.store import open_store
 
 SCOPE = {"coins": "BTC", "timeframes": "1h", "tail": True}
@@ -42,8 +44,8 @@ def test_a_person_who_asks_for_it_meets_an_error():
         run_forecast(ForecastSpec(**SCOPE), report=lambda text: None)
     assert (caught.value.code, caught.value.exit_code) == ("no-champion", 1)
     assert "there is no champion of BTC at 1h in market spot yet" in str(caught.value)
-    assert str(caught.value).endswith("as in `cpb train-all --coins BTCUSDT --timeframes 1h`")
-    with pytest.raises(CpbError, match=r"as in `cpb train-all --market um --timeframes 4h`$"):
+    assert str(caught.value).endswith("as in `cpb train-all --coins BTC --timeframes 1h`")
+    with pytest.raises(CpbError, match=r"as in `cpb train-all --timeframes 4h --market um`$"):
         run_forecast(ForecastSpec(timeframes="4h", market="um"), report=lambda text: None)
 
 
@@ -52,9 +54,33 @@ def test_a_registry_without_any_champion_is_one_plain_sentence():
     with pytest.raises(CpbError) as caught:
         run_forecast(ForecastSpec(), report=lambda text: None)
     assert str(caught.value) == (
-        "no forecast could be made: there is no champion in market spot yet; "
-        "name another with --source or --market, or train first, as in `cpb train-all`"
+        "no forecast could be made: there is no champion in market spot yet; train first, as in `cpb train-all`"
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({}, ", but 2 of market sim, with which `cpb forecast --source sim` forecasts; train first, as in "),
+        (
+            {"coins": "BTC", "timeframes": "1h"},
+            ", but 1 of market sim, with which `cpb forecast --coins BTC --timeframes 1h --source sim` forecasts; ",
+        ),
+        ({"coins": "ETH", "timeframes": "1h"}, " yet; train first, as in "),
+    ],
+)
+def test_a_missing_champion_names_the_market_that_has_one_and_the_command(monkeypatch, asked, found):
+    open_store()
+    packaged = [
+        PackagedModel(SeriesId("sim", "BTCUSDT", timeframe), "", "", Path(), "")
+        for timeframe in ("15m", "1h")
+    ]
+    monkeypatch.setattr(
+        "tasks.steps.packaged_models", lambda home, market: packaged if market == "sim" else []
+    )
+    with pytest.raises(CpbError) as caught:
+        run_forecast(ForecastSpec(**asked), report=lambda text: None)
+    assert f" in market spot yet{found.removeprefix(' yet')}" in str(caught.value)
 
 
 def test_a_champion_that_is_damaged_is_not_called_missing(monkeypatch):
@@ -76,8 +102,15 @@ def test_the_scheduled_run_does_not_call_a_damaged_champion_untrained(monkeypatc
 
 def test_a_misspelt_coin_is_called_unknown():
     open_store()
-    with pytest.raises(UsageError, match="has nothing of BTCCUSDT; check the name"):
+    with pytest.raises(UsageError, match=r"has nothing of BTCC \(did you mean BTC\?\); check the name"):
         run_forecast(ForecastSpec(**SCOPE | {"coins": "BTCC"}), report=lambda text: None)
+
+
+def test_a_misspelt_coin_beside_one_with_a_champion_is_refused_before_anything_is_fetched(monkeypatch):
+    served = PackagedModel(SeriesId("spot", "BTCUSDT", "1h"), "", "", Path(), "")
+    monkeypatch.setattr("flows.forecast.champions", lambda market: Serving((served,), ()))
+    with pytest.raises(UsageError, match=r"has nothing of BTX \(did you mean BTC\?\), only of BTC; check"):
+        run_forecast(ForecastSpec(coins="BTC,BTX", timeframes="1h"), report=lambda text: None)
 
 
 class Stopped(Exception):

@@ -33,13 +33,18 @@ def filled(tmp_path):
     score_due(tmp_path, [BTC], FIRST + timedelta(days=42))
 
 
-def test_a_misspelt_coin_is_named_and_one_without_forecasts_is_none(run, filled):
+def test_a_misspelt_coin_is_named_and_one_without_forecasts_is_refused(run, filled):
     code, out, err = run("--coins", "BTC,BTX")
     assert code == 2
-    assert "has nothing of BTXUSDT, only of BTCUSDT; check the name" in err
+    assert "has nothing of BTX (did you mean BTC?), only of BTC; check the name" in err
     code, out, err = run("--coins", "BTX", "--json")
     assert (code, json.loads(out)["code"]) == (2, "coins")
-    assert run("--coins", "ETH", "--json")[0] == 0
+    for words, asked in ((("ETH",), "--coins ETH"), (("BTC", "15m"), "--coins BTC --timeframes 15m")):
+        code, out, err = run(*words)
+        assert (code, out) == (1, "")
+        assert f"make one with `cpb forecast {asked}`" in err
+        assert f"as in `cpb train-all {asked}`" in err
+    assert run("--market", "um")[0] == 1
 
 
 def test_the_record_is_printed_as_a_table_and_as_json(run, filled):

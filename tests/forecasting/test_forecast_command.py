@@ -95,6 +95,11 @@ def test_of_a_single_series_every_step_is_shown_with_seven_quantiles_or_all(
     assert told == [price(last[f"q{level:02}"]) for level in levels]
 
 
+def test_a_coin_without_a_champion_beside_one_that_has_it_is_told(cpb):
+    assert "without a champion yet, and left out: DOGE\n" in cpb("--coins", "BTC,DOGE").err
+    assert "left out" not in cpb("--coins", "BTC,PEPE", "--quantiles", "all").err.replace("left out at", "")
+
+
 def test_quantiles_are_all_or_the_usual(cpb_here):
     code, _, err = cpb_here("forecast", "BTC", "1h", "--quantiles", "9")
     assert code == 2
@@ -167,7 +172,9 @@ def test_training_is_advised_only_where_no_other_reason_is_known(stored, monkeyp
     WithoutForecasts(reason).stand_in(monkeypatch)
     with pytest.raises(CpbError) as caught:
         run_forecast(ForecastSpec(as_of="2025-05-31T20:25"), print)
-    assert str(caught.value).endswith(reason or "train first, as in `cpb train-all`")
+    assert str(caught.value).endswith(
+        reason or "train first, as in `cpb train-all --coins BTC,PEPE --timeframes 1h`"
+    )
     assert ("train first" in str(caught.value)) is (not reason)
 
 

@@ -59,6 +59,7 @@ def test_a_coin_that_is_not_listed_fails_alone(tmp_path):
         ("BABYDOGE", "1MBABYDOGEUSDT", "1MBABYDOGEUSDT"),
         ("1000SHIB", "SHIBUSDT", "SHIBUSDT"),
         ("INCH", "1INCHUSDT", ""),
+        ("BTX", "ETHUSDT", ""),
         ("PEPE", "1000PEPEUSDC", ""),
     ],
 )
@@ -71,9 +72,9 @@ def test_the_same_pair_by_another_number_of_coins_is_named(tmp_path, coin, liste
             scope(tmp_path / "home", url if over_http else root, coins=coin, market="um"), limits=FAST
         )
     reason = report.series[0].reason
-    assert (
-        (f"; {named} is there: name that" in reason) if named else reason.endswith("check the name and since")
-    )
+    meant = {"INCH": " (did you mean 1INCH?)", "BTX": " (did you mean BTC?)"}.get(coin, "")
+    told = f"; {named} is there: name that" if named else f"; check the name{meant} and since"
+    assert told in reason
 
 
 def test_candles_that_the_source_has_corrected_are_counted(tmp_path):

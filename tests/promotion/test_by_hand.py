@@ -63,10 +63,11 @@ def test_champions_are_listed_for_programs(cpb):
 def test_a_misspelt_coin_is_named_with_the_champions_that_there_are(cpb):
     code, told = cpb("champions", "--coins", "BTX", "--json")
     assert (code, told["code"]) == (2, "coins")
-    assert "has nothing of BTXUSDT, only of BTCUSDT, ETHUSDT; check the name" in told["error"]
+    assert "has nothing of BTX (did you mean BTC?), only of BTC, ETH; check the name" in told["error"]
 
 
 def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(cpb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     simulated = champions(open_store())
     real = [
         replace(champion, series=SeriesId("spot", champion.series.symbol, champion.series.timeframe))
@@ -89,7 +90,8 @@ def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(c
     assert f"{ratio:.4f}   [{low:.4f}, {high:.4f}]" in real_table
 
 
-def test_champions_are_explained_to_people(cpb):
+def test_champions_are_explained_to_people(cpb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     night(SECOND)
     _, told = cpb("champions", "--why", "--coins", "BTC")
     assert "sim BTCUSDT 1h: version 2, linear of preset smoke" in told
