@@ -7,6 +7,7 @@ exchange's markets come from a stand-in on loopback; candles and models from cpb
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import zipfile
@@ -23,6 +24,7 @@ from cpbmodels.freqtrade import STARTUP_CANDLES, add_forecasts
 from schemas.identity import SeriesId
 from tasks.market.klines import read_klines
 from tasks.market.simulator import serve
+from tests.tools.doc_blocks import blocks
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("CPB_FREQTRADE_PYTHON") or ROOT / ".venv-freqtrade/bin/python")
@@ -97,7 +99,7 @@ def trader(request, tmp_path_factory, forking):
             assert done.returncode == 0, done.stderr[-4000:]
             return " ".join(done.stderr.split()), done.stdout
 
-        yield SimpleNamespace(run=run, user=user, candles=candles)
+        yield SimpleNamespace(run=run, user=user, candles=candles, home=home, market=market)
 
 
 def to_feather(klines, path):
@@ -235,6 +237,41 @@ def test_a_bracket_stays_where_it_lay_at_entry_and_its_tag_says_how_likely_the_t
         if trade.exit_reason == "roi":
             target = at["cpb_target_long_0.75_3R_10"]
             assert trade.close_rate == pytest.approx(target, rel=5e-5)
+
+
+def page(kind, text):
+    (block,) = [
+        block
+        for block in blocks()
+        if block.page == "docs/freqtrade.md" and block.kind == kind and text in block.text
+    ]
+    return block.text
+
+
+def test_the_commands_of_the_page_are_freqtrades_and_its_backtest_runs(trader):
+    """`download-data` is read alone: it asks the exchange."""
+    typed = [shlex.split(line) for line in page("sh", "freqtrade backtesting").splitlines()]
+    download, backtest = (words[1:] for words in typed if words[0] == ".venv/bin/freqtrade")
+    for words in (download, backtest):
+        code = f"from freqtrade.commands import Arguments; Arguments({words}).get_parsed_arg()"
+        subprocess.run([PYTHON, "-c", code], check=True)
+    options = dict(zip(backtest[1::2], backtest[2::2], strict=True))
+    assert {*options} == {"-c", "--strategy", "--timerange"}
+    said, table = trader.run(backtest[0], options["--strategy"], timerange=options["--timerange"])
+    assert "Strategy using startup_candle_count: 699" in said
+    assert int(re.search(rf"│ +{RISK} │ +(\d+) │", table)[1]) > 20
+    warmed = pd.Timestamp(options["--timerange"].partition("-")[0]) - timedelta(hours=STARTUP_CANDLES)
+    assert pd.Timestamp(download[download.index("--timerange") + 1].partition("-")[0]) <= warmed
+
+
+def test_the_page_writes_cpbs_candles_as_freqtrade_reads_them(trader, tmp_path, monkeypatch):
+    if trader.market != "spot":
+        pytest.skip("the page's candles are those of the spot market")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(trader.home)
+    exec(page("python", "write_ipc"), {})
+    for path in (tmp_path / "FREQTRADE/user_data/data/binance").iterdir():
+        assert pl.read_ipc(path).equals(pl.read_ipc(trader.user / "data/binance" / path.name))
 
 
 @pytest.mark.parametrize("strategy", [RISK, BRACKET])

@@ -17,6 +17,9 @@ from schemas.errors import UsageError
         ("btc", "BTCUSDT"),
         ("BTCUSDT", "BTCUSDT"),
         ("ethbtc", "ETHBTC"),
+        ("SOL/ETH", "SOLETH"),
+        ("BTCEUR", "BTCEUR"),
+        ("DOTBTC", "DOTBTCUSDT"),  # DOT is no coin of the universe: docs/troubleshooting.md says so
         ("WBTC", "WBTCUSDT"),
         ("BTC/USDT", "BTCUSDT"),
         ("BTCUSD_PERP", "BTCUSD_PERP"),
