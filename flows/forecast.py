@@ -63,7 +63,12 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
         # Replaced, not noted one by one: the same damage is met by up to five steps.
         run.failures = _once(served, fetched, issued, scored, watched)
         stale = find_stale(home_folder(), issued.series, scope.as_of)
-        run.failures += [Failure(step="forecast", reason=str(s), code=STALE, series=s.series) for s in stale]
+        run.failures += [
+            Failure(
+                step="forecast", reason=s.sentence(home_folder(), scope.source), code=STALE, series=s.series
+            )
+            for s in stale
+        ]
         # asked for alone, a forecast after candles that stand still is worth no more than they
         if len(spec.scope.symbols) == len(scope.series) == 1:
             run.failures += [
@@ -118,8 +123,10 @@ def _lines(
     scored: Score,
 ) -> Iterator[str]:
     for problem in problems:
-        if problem.code != STANDING:  # said below, of every series
-            yield f"{'STALE' if problem.code == STALE else 'FAILED'} {problem.line}"
+        if problem.code == STALE:  # as the page says it
+            yield f"STALE {problem.reason}"
+        elif problem.code != STANDING:  # said below, of every series
+            yield f"FAILED {problem.line}"
     for series, note in standing.items():
         yield f"STANDING {series}: {note}"
     for alarm in drifted:

@@ -11,12 +11,13 @@ from schemas.identity import MARKETS, SIM, SPOT, Market, SeriesId, market_option
 from tasks.forecasting import months
 from tasks.forecasting.months import IS_LIVE
 from tasks.forecasting.record import champion_records
+from tasks.forecasting.staleness import refreshed_by
 from tasks.forecasting.watch import alarms
 from webapp import answers
 from webapp.cache import drop_changed, until_files_change
 from webapp.one_series import candle_rows
 from webapp.runs import champions_of, identity
-from webapp.stored import all_stored, damaged, default_market, mend, newest, record, too_old
+from webapp.stored import all_stored, damaged, default_market, newest, record, too_old
 
 SPARKLINE = 48
 """Closes in a row of the overview."""
@@ -97,7 +98,7 @@ def overview(home: Path, market: Market) -> answers.Overview:
         market=market,
         rows=rows,
         note=_missing(market, everything, with_forecast) or unreadable,
-        stale=mend(home, [series for series in ordered if series in stale]) if stale else None,
+        stale=refreshed_by(home, [series for series in ordered if series in stale]) if stale else None,
         markets=[
             answers.MarketInfo(
                 market=name,

@@ -1,6 +1,5 @@
 """Which series are stored, their newest forecasts, and what of them is too old or damaged; writes nothing."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -8,12 +7,11 @@ import polars as pl
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.coins import COINS, coins_label, symbol_of
 from schemas.errors import DamagedError, MemberError
-from schemas.identity import MARKETS, Market, SeriesId, options_of, stored_series
+from schemas.identity import MARKETS, Market, SeriesId, stored_series
 from tasks.forecasting import months
 from tasks.forecasting.months import forecast_command
 from tasks.forecasting.record import read_summary
 from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale, newest_close
-from tasks.market.klines import with_source
 from webapp.cache import until_files_change
 
 closed_at, record = until_files_change(newest_close), until_files_change(read_summary)
@@ -43,18 +41,7 @@ def too_old(home: Path, series: tuple[SeriesId, ...]) -> dict[SeriesId, str]:
     """Return a message for each series whose newest candle or forecast is too old."""
     # The cached readers: an overview asks for the close of every series.
     late = find_stale(home, series, grace=BETWEEN_RUNS, read_close=closed_at, read_forecast=newest)
-    return {stale.series: f"{stale.finding}; {mend(home, [stale.series])}" for stale in late}
-
-
-def mend(home: Path, series: Sequence[SeriesId]) -> str:
-    """Return how stale series of one market are renewed, as a clause that names the command.
-
-    `cpb forecast` fetches candles too; `cpb ingest` is enough for series that are not forecast.
-    """
-    command = "ingest" if newest(home, series[0]).is_empty() else "forecast"
-    return f"refresh {'it' if len(series) == 1 else 'them'} with " + with_source(
-        f"cpb {command} {options_of(series)}", series[0].market
-    )
+    return {stale.series: stale.sentence(home) for stale in late}
 
 
 @until_files_change

@@ -85,7 +85,7 @@ def read_status() -> Status:
         stale = find_stale(home, stored_series(home, "forecasts"), grace=BETWEEN_RUNS)
         if stale:  # usually all for the same reason
             more = f" (and {len(stale) - 1} more series)" if len(stale) > 1 else ""
-            result.problems.append(f"{stale[0]}{more}")
+            result.problems.append(f"{stale[0].sentence(home)}{more}")
     for deployment in result.deployments:
         if deployment.outcome not in (None, "Completed", "Cancelled", NOT_YET):
             result.problems.append(

@@ -4,6 +4,7 @@ Candles of the REST API (`--tail`) are available as soon as they close; a day's 
 the day's end. Simulated data is never too old, and neither is a coin that has stopped trading.
 """
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,14 +15,18 @@ import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import MINUTE, CpbError
-from schemas.identity import SIM, SeriesId
-from tasks.forecasting.months import forecast_command, latest
-from tasks.market.klines import ingest_command, read_klines, with_source
+from schemas.identity import APART, SIM, SeriesId, market_option, options_of
+from tasks.forecasting.months import FORECASTS, latest, month_files
+from tasks.market.klines import read_klines, with_source
+from tasks.storage.urls import public_url
 
 PUBLISHING_DELAY = timedelta(hours=6)
 """Usual maximum delay from the end of a day to its file."""
 
 INTERVALS_ALLOWED = 2
+
+MAX_NAMED = 3
+"""Maximum number of stale series whose names stand in the command that refreshes them."""
 
 BETWEEN_RUNS = timedelta(hours=2)
 """Additional tolerated age where runs refresh the data: a run starts every hour and takes some time."""
@@ -39,20 +44,38 @@ class Stale:
     newest: datetime
     age: timedelta
 
-    def __str__(self) -> str:
-        """Return the finding and the remedy as one sentence."""
-        if self.what == "forecast":
-            return f"{self.finding}; refresh it with `{forecast_command(self.series)}`"
-        return (
-            f"{self.finding}; refresh it with {with_source(ingest_command(self.series), self.series.market)}"
-        )
-
     @property
     def finding(self) -> str:
         """What is too old, and by how much."""
         hours = self.age.total_seconds() / 3600
         age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
         return f"{self.series}: the newest {self.what} is {age} old ({self.newest:{MINUTE}} UTC)"
+
+    def sentence(self, home: Path, source: str | None = None) -> str:
+        """Return the finding and the remedy; `source`: see `refreshed_by`."""
+        return f"{self.finding}; {refreshed_by(home, [self.series], source)}"
+
+
+def refreshed_by(home: Path, series: Sequence[SeriesId], source: str | None = None) -> str:
+    """Return how stale series of one market are refreshed, as a clause that names the command.
+
+    `cpb forecast` fetches candles too; `cpb ingest` is for series without forecasts.
+
+    Args:
+        source: that of the command whose candles they are, as it was typed; None if it is not known.
+    """
+    market = series[0].market
+    forecast = any(month_files(s.folder(home, FORECASTS.name)) for s in series)
+    # Of many series the command without names does it: it forecasts with every champion.
+    options = market_option(market) if forecast and len(series) > MAX_NAMED else f" {options_of(series)}"
+    command = f"cpb {'forecast' if forecast else 'ingest'}{options}"
+    if source:
+        # A mirror's password is not shown: whoever typed it knows it.
+        of_market = market_option(market) if market in APART else ""
+        told = f"`{command.removesuffix(of_market)} --source {shlex.quote(public_url(source))}`"
+    else:
+        told = with_source(command, market)
+    return f"refresh {'it' if len(series) == 1 else 'them'} with {told}"
 
 
 def newest_close(home: Path, series: SeriesId, now: datetime | None = None) -> tuple[datetime, bool] | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from schemas.errors import CpbError
 from schemas.failure import Failure
 from schemas.forecasting import ForecastSpec
 from schemas.handover import ForecastBatch
+from tasks.forecasting.staleness import find_stale
 from tests.tools.forecast_steps import VERDICT, Steps
 from tests.tools.forecast_tools import BTC, HOUR, PEPE, START, WEIGHTS, append, rows_at, write_candles
 
@@ -178,11 +180,15 @@ def test_training_is_advised_only_where_no_other_reason_is_known(stored, monkeyp
     assert ("train first" in str(caught.value)) is (not reason)
 
 
+LATER = datetime(2025, 6, 5, 20, 25, tzinfo=UTC)
+
+
 def test_old_candles_are_called_stale_not_failed(stored, monkeypatch):
     Steps().stand_in(monkeypatch)
     said = []
     result = run_forecast(ForecastSpec(as_of="2025-06-05T20:25"), said.append)
-    assert [line.split(" in ")[0] for line in said[:2]] == ["STALE BTCUSDT 1h", "STALE PEPEUSDT 1h"]
+    on_the_page = [stale.sentence(stored) for stale in find_stale(stored, [BTC, PEPE], LATER)]
+    assert said[:2] == [f"STALE {sentence}" for sentence in on_the_page]
     assert (result["exit"], len(result["failed"])) == (3, 2)
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from schemas.identity import SeriesId
-from tasks.forecasting.staleness import find_stale
+from tasks.forecasting.staleness import find_stale, refreshed_by
 from tests.tools.forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, rows_at, write_candles
 
 NOON = datetime(2025, 6, 10, 12, tzinfo=UTC)
@@ -88,8 +88,24 @@ def test_it_is_said_in_one_sentence_with_a_command(tmp_path):
 
     (stale,) = find_stale(tmp_path, [PEPE], NOON)
 
-    assert str(stale) == (
-        "PEPEUSDT 1h: the newest candle is 3 days old (2025-06-07 12:00 UTC); "
-        "refresh it with `cpb ingest --coins PEPEUSDT --timeframes 1h`, adding the --source of the candles unless "
-        "that was Binance Vision"
-    )
+    found = "PEPEUSDT 1h: the newest candle is 3 days old (2025-06-07 12:00 UTC); refresh it with "
+    unless = ", adding the --source of the candles unless that was Binance Vision"
+    assert stale.sentence(tmp_path) == f"{found}`cpb ingest --coins PEPEUSDT --timeframes 1h`{unless}"
+    # With forecasts the command is the one that makes the next, and fetches candles too.
+    append(tmp_path, PEPE, rows_at(0, 1.0, PEPE))
+    command = "cpb forecast --coins PEPEUSDT --timeframes 1h"
+    assert stale.sentence(tmp_path) == f"{found}`{command}`{unless}"
+    assert stale.sentence(tmp_path, "/a mirror") == f"{found}`{command} --source '/a mirror'`"
+    shown = stale.sentence(tmp_path, "https://me:secret@mirror.example/k")
+    assert shown == f"{found}`{command} --source https://mirror.example/k`"
+
+
+def test_many_are_refreshed_by_the_command_without_names(tmp_path):
+    many = [SeriesId("um", f"{coin}USDT", "1h") for coin in ("BTC", "ETH", "XRP", "SOL")]
+    append(tmp_path, many[0], rows_at(0, 1.0, many[0]))
+    assert refreshed_by(tmp_path, many).startswith("refresh them with `cpb forecast --market um`, adding")
+    assert "`cpb forecast --coins BTCUSDT,ETHUSDT,XRPUSDT " in refreshed_by(tmp_path, many[:3])
+    own = [SeriesId("own", "BTCEUR", "1h")]
+    command = "refresh it with `cpb ingest --coins BTCEUR --timeframes 1h --source"
+    assert refreshed_by(tmp_path, own) == f"{command} TABLE`"
+    assert refreshed_by(tmp_path, own, "a.csv") == f"{command} a.csv`"
