@@ -1,5 +1,6 @@
 """All series: the list of them, the overview with a row for each, and the health of the service."""
 
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from tasks.forecasting.staleness import refreshed_by
 from tasks.forecasting.watch import alarms
 from webapp import answers
 from webapp.cache import drop_changed, until_files_change
-from webapp.one_series import candle_rows
+from webapp.one_series import candle_rows, newest_chances
+from webapp.recent import recent_fields
 from webapp.runs import champions_of, identity
 from webapp.stored import all_stored, damaged, default_market, newest, record, too_old
 
 SPARKLINE = 48
 """Closes in a row of the overview."""
+
+_STOP_CHANCE = 0.05
 
 
 def health(home: Path) -> answers.Health:
@@ -49,6 +53,8 @@ def warm(home: Path) -> None:
     health(home)
     for series in all_stored(home):
         _close_fields(home, series)
+        if len(newest(home, series)):
+            _forecast_fields(home, series)
 
 
 def listed(home: Path) -> list[answers.SeriesInfo]:
@@ -82,7 +88,7 @@ def overview(home: Path, market: Market) -> answers.Overview:
     rows = [
         answers.OverviewRow(
             **identity(series),
-            **_forecast_fields(newest(home, series)),
+            **(_forecast_fields(home, series) if series in with_forecast else {}),
             **_close_fields(home, series),
             **served.get(series, {}),
             **records.get(series, {}),
@@ -143,15 +149,21 @@ def _served(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | None]
     }, old
 
 
-def _forecast_fields(rows: pl.DataFrame) -> dict[str, Any]:
-    if rows.is_empty():
-        return {}
+def _forecast_fields(home: Path, series: SeriesId) -> dict[str, Any]:
+    rows = newest(home, series)
     last = rows.row(-1, named=True)
-    return {
+    fields = recent_fields(home, series)
+    with suppress(CpbError):  # its model has no table of extremes, or another model serves now
+        prices = [stop["price"] for stop in newest_chances(home, series).stops([_STOP_CHANCE])]
+        fields = {**fields, "stop_5_down": min(prices), "stop_5_up": max(prices)}
+    return fields | {
         "issued_at": last["issued_at"],
         "made_at": last["made_at"],
         "live": rows.select(IS_LIVE)[0, 0],
         "model_version": last["model_version"],
+        "origin_close": last["last_close"],
+        "q10": last["q10"],
+        "q90": last["q90"],
         # In percent of the last close: coins of any price stand in one column.
         "range_80_low": 100 * (last["q10"] / last["last_close"] - 1),
         "range_80_high": 100 * (last["q90"] / last["last_close"] - 1),

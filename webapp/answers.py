@@ -282,8 +282,13 @@ class OverviewRow(OfSeries):
     """Overview of a series; unknown values are null.
 
     `made_at`: when the newest forecast was stored; `live`: before its first candle closed, otherwise it is a replay.
-    `range_80_low`, `range_80_high`: the central 80 % of the newest forecast's last step, for the close at `range_at`,
-    in percent of the forecast's `last_close`. `last_close` is the newest stored close, at `closed_at`; `change_1d` its
+    `origin_close`: the close of the last candle that the newest forecast used, at `issued_at`. `q10`, `q90`: the
+    central 80 % of the forecast's last step, for the close at `range_at`, in prices; `range_80_low`, `range_80_high`:
+    the same in percent of `origin_close`. `stop_5_down`, `stop_5_up`: the prices below and above that are reached by
+    `range_at` with a chance of 5 %. `width_ratio`: the width of that range in percent over the median of the forecasts
+    of the 30 days before, of which `width_days` days have some; null under 7. `day_closes`: forecasts of closes, of any
+    step, that came due in the 24 hours up to the newest candle, live ones if there are some (`day_live`), else replays;
+    `day_inside`: those of them inside their 80 %. `last_close` is the newest stored close, at `closed_at`; `change_1d` its
     change over a day, in percent (null without a close of that time). `champion`: registered model and version;
     `verdict` and `crps_ratio` are the champion's on its test span; `selected_on`: the rows of the span that its recipe
     was chosen on, which make it no result. `record_…`: scores of this series' live
@@ -297,12 +302,22 @@ class OverviewRow(OfSeries):
     made_at: datetime | None = None
     live: bool | None = None
     model_version: str | None = None
+    origin_close: float | None = None
     last_close: float | None = None
     closed_at: datetime | None = None
     change_1d: float | None = None
     range_80_low: float | None = None
     range_80_high: float | None = None
     range_at: datetime | None = None
+    q10: float | None = None
+    q90: float | None = None
+    stop_5_down: float | None = None
+    stop_5_up: float | None = None
+    width_ratio: float | None = None
+    width_days: int | None = None
+    day_closes: int | None = None
+    day_inside: int | None = None
+    day_live: bool | None = None
     architecture: str | None = None
     champion: str | None = None
     verdict: str | None = None
@@ -412,9 +427,13 @@ class FlowRun(FlowRunInfo, OfMarket):
 
 
 class Runs(BaseModel):
-    """Trainings in progress on this machine, and the newest runs of the flow; `note` says why there are no runs."""
+    """Trainings in progress on this machine, and the newest runs of the flow; `note` says why there are no runs.
+
+    `active`: whether a run of this machine is at work, a backtest too, which is not among the runs.
+    """
 
     trainings: list[Training]
+    active: bool
     runs: list[FlowRun]
     note: str | None
 

@@ -82,14 +82,15 @@ def _answered(
     """Return an answer of the newest forecast, or why there is none; raises `MemberError` without a forecast."""
     fields: dict[str, Any] = {"market": series.market, **forecast_at(home, series).row(0, named=True)}
     try:
-        fields |= ask(_chances_of(home, series))
+        fields |= ask(newest_chances(home, series))
     except MemberError as error:
         fields["note"] = str(error)
     return kind(**fields)
 
 
 @until_files_change
-def _chances_of(home: Path, series: SeriesId) -> PriceChances:
+def newest_chances(home: Path, series: SeriesId) -> PriceChances:
+    """Return the chances of the newest forecast, which exists; errors as in `price_chances.chances_of`."""
     return chances_of(home, series, newest(home, series))
 
 

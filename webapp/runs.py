@@ -24,7 +24,7 @@ from tasks.tracking.judged_models import JudgedModel, judged_models, loss_histor
 from tasks.tracking.leaderboard import COLUMNS, coin_ratios, read_board, read_members
 from tasks.training.shard import JOB, PROGRESS, read_job
 from webapp import answers, store_cache
-from webapp.changes import shards_in_training
+from webapp.changes import is_run_active, shards_in_training
 
 T = TypeVar("T")
 
@@ -180,7 +180,8 @@ def runs(home: Path, limit: int) -> answers.Runs:
     """Return the trainings in progress, and the newest `limit` runs of the flow."""
     made, note = _or_note(_flow_runs, "")
     flow_runs = [answers.FlowRun(**dict(run)) for run in made[:limit]]
-    return answers.Runs(trainings=list(_trainings(home)), runs=flow_runs, note=note or None)
+    trainings, active = list(_trainings(home)), is_run_active(home)
+    return answers.Runs(trainings=trainings, active=active, runs=flow_runs, note=note or None)
 
 
 def _trainings(home: Path) -> Iterator[answers.Training]:

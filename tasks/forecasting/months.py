@@ -106,7 +106,8 @@ def read_months(
     # Names sort as their months: no file outside of the bounds is opened.
     files = [file for file in month_files(series.folder(home, tree.name)) if first <= file.stem <= last]
     parts = [rows for file in files if (rows := read_month(home, series, tree, file)) is not None]
-    frame = pl.concat([pl.DataFrame(schema=tree.schema), *parts])
+    schema = {name: tree.schema[name] for name in tree.columns or tree.schema}
+    frame = pl.concat([pl.DataFrame(schema=schema), *parts])
     if since:
         frame = frame.filter(pl.col("issued_at") >= since)
     return frame.filter(pl.col("issued_at") <= until) if until else frame

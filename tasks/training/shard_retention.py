@@ -61,6 +61,20 @@ class ShardsInUse:
             return remove_old_shards(self._folder)
 
 
+def are_in_use(root: Path) -> bool:
+    """Whether a run, a backtest too, holds the shards below a market's home now."""
+    lock = root / "fleets.lock"
+    if not lock.exists():
+        return False
+    try:
+        with locked(lock, wait=False):
+            return False
+    except BusyError:
+        return True
+    except CpbError:  # a home that may only be read
+        return False
+
+
 def remove_old_shards(shards: Path) -> list[Path]:
     """Remove the shards beyond the newest `SHARDS_PER_KIND` of each kind, and those unused for `SHARD_UNUSED_DAYS`.
 

@@ -1,15 +1,55 @@
-// Questions to the service. An answer that is no success is one sentence in `detail`.
+// Questions to the service. Whatever goes wrong with one is a sentence: what the browser says of it reaches no one.
+
+export const AWAY = "The service does not answer; is `cpb serve` still running?";
+const TIMEOUT_MS = 60_000;
 
 // Where a path of the service is, wherever the page lies: below a name of its own, or below another page's.
 export function address(path) {
   return new URL(`..${path}`, import.meta.url).href;
 }
 
+// An error whose message is for people; `status` is the answer's, none where nothing answered.
+export class PageError extends Error {
+  constructor(text, status = null) {
+    super(text);
+    this.status = status;
+  }
+}
+
+// What people are told of any error: of one that nobody foresaw, where it can be read.
+export function messageOf(error) {
+  if (error instanceof PageError) return error.message;
+  console.error(error);
+  return "This page has failed; reload it. The browser's console has the details.";
+}
+
+// The status and the JSON of an answer, which may be a refusal.
+export async function answered(path) {
+  let answer = null;
+  try {
+    answer = await fetch(address(path), { signal: AbortSignal.timeout(TIMEOUT_MS) });
+    return { status: answer.status, ok: answer.ok, body: await answer.json() };
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw new PageError(AWAY); // not reached, cut off, or too late
+    if (answer.ok) throw new PageError("What answers at this address is not `cpb serve`: its answer is not JSON.", answer.status);
+    throw new PageError(`The service failed (${answer.status}); the log of \`cpb serve\` has the details.`, answer.status);
+  }
+}
+
+// An answer that is no success is one sentence in `detail`.
 export async function get(path) {
-  const answer = await fetch(address(path));
-  const body = await answer.json();
-  if (!answer.ok) throw Object.assign(new Error(typeof body.detail === "string" ? body.detail : `${path} answered ${answer.status}`), { status: answer.status });
+  const { status, ok, body } = await answered(path);
+  if (!ok) throw new PageError(typeof body?.detail === "string" ? body.detail : `${path} answered ${status}`, status);
   return body;
+}
+
+// A view or a library of the page, which the service sends when it is first needed.
+export async function fetched(loading) {
+  try {
+    return await loading;
+  } catch {
+    throw new PageError(AWAY);
+  }
 }
 
 // A path with its options; those that are null or "" are left out.

@@ -1,7 +1,7 @@
 // Two models side by side: by coin as a figure, and on one series figure by figure.
 
 import { ask, maybe, get, ofSeries } from "./api.js";
-import { card, downloads, h, select } from "./dom.js";
+import { card, downloads, fill, h, loading, select } from "./dom.js";
 import { asOf, dayAndTime, known, percent } from "./format.js";
 import { figure, theme } from "./plot.js";
 import { table } from "./table.js";
@@ -17,7 +17,7 @@ const FIGURES = [
 
 // `asked.a`, `asked.b`, `asked.coin`: what is compared, kept in the address by `keep`.
 export function sideBySide(asked, keep) {
-  const choices = h("div", { class: "toolbar" }), list = h("div"), links = h("div");
+  const choices = h("div", { class: "toolbar" }), list = h("div", {}, loading()), links = h("div");
   let where = null, ready = false, models = new Map();
   const chart = figure(() => (ready ? ask("/api/figures/compare", { ...where, models: `${asked.a},${asked.b}`, theme: theme() }) : null));
   const runs = [null, null]; // of the two models on the chosen series
@@ -25,13 +25,20 @@ export function sideBySide(asked, keep) {
   const section = card("Two models side by side", { id: "compare", aside: links }, choices, chart.frame, list,
     h("div", { class: "pair" }, losses.map((one) => one.frame)));
 
-  async function load(market, timeframe, rows) {
+  async function load(...of) {
+    ready = false;
+    await fill(list, () => offer(...of));
+    await chart.load();
+    if (ready) await fill(list, show);
+    for (const one of losses) await one.load();
+  }
+
+  async function offer(market, timeframe, rows) {
     where = { market, timeframe };
     models = named(rows.filter((r) => r.timeframe === timeframe));
     const names = [...models.keys()];
-    ready = names.length > 1;
-    section.hidden = !ready;
-    if (!ready) { await chart.load(); return; }
+    section.hidden = names.length < 2;
+    if (section.hidden) return;
     if (!names.includes(asked.a)) asked.a = names[0];
     if (!names.includes(asked.b) || asked.b === asked.a) asked.b = names.find((n) => n !== asked.a);
     const coins = (await get(ask("/api/overview", { market }))).rows.filter((r) => r.timeframe === timeframe).map((r) => r.symbol).sort();
@@ -40,8 +47,7 @@ export function sideBySide(asked, keep) {
     choices.replaceChildren(
       select("First model", names.map((n) => [n, n]), asked.a, pick("a")), select("Second model", names.map((n) => [n, n]), asked.b, pick("b")),
       ...(coins.length ? [select("On", coins.map((c) => [c, `${c} ${timeframe}`]), asked.coin, pick("coin"))] : []));
-    await chart.load();
-    await show();
+    ready = true;
   }
 
   async function show() {
@@ -51,7 +57,6 @@ export function sideBySide(asked, keep) {
     const [a, b] = pair.map((model) => found?.models.find((m) => m.architecture === model?.architecture && presetOf(m) === model?.preset));
     links.replaceChildren(series ? downloads(ofSeries("models", series), "the models of this series") : "");
     runs.splice(0, 2, a?.run_id, b?.run_id);
-    for (const one of losses) await one.load();
     if (!a || !b) {
       list.replaceChildren(h("p", { class: "note" }, `${a ? asked.b : asked.a} has no judged model of ${asked.coin || "any series"} ${where.timeframe}.`));
       return;

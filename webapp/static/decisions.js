@@ -1,7 +1,7 @@
 // Which version serves the series after each run, and why.
 
 import { maybe, ofSeries } from "./api.js";
-import { card, downloads, h, marked, sentence } from "./dom.js";
+import { card, downloads, fill, h, loading, marked, sentence } from "./dom.js";
 import { dayAndTime } from "./format.js";
 import { figure, theme } from "./plot.js";
 import { table } from "./table.js";
@@ -9,18 +9,22 @@ import { table } from "./table.js";
 const NEWEST = 20;
 
 export function decisionsCard(series) {
-  const note = h("p", { class: "note" });
+  const note = h("p", { class: "note" }, loading("span"));
   const list = h("div");
   let found = [];
   const chart = figure(() => (found.length > 1 ? ofSeries("figures/decisions", series, { theme: theme() }) : null));
   const section = card("The champion's decisions", { id: "decisions", aside: downloads(ofSeries("decisions", series), "the decisions") }, note, chart.frame, list);
 
   async function load() {
+    await fill(note, newest);
+    await chart.load();
+  }
+
+  async function newest() {
     const answer = await maybe(ofSeries("decisions", series));
     found = answer ? answer.decisions : [];
     note.replaceChildren(...(found.length ? ["What each run decided about this series, newest first. ", ...(answer.note ? sentence(answer.note) : [])] : sentence(answer?.note || "no decision is stored for this series")));
     list.replaceChildren(found.length ? table({ caption: found.length > NEWEST ? `The newest ${NEWEST} of ${found.length} decisions` : "Decisions", columns: COLUMNS, rows: found.slice(0, NEWEST), cards: true }) : "");
-    await chart.load();
   }
 
   return { section, load };

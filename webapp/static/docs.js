@@ -1,6 +1,7 @@
 // Shows /openapi.json: each operation with its parameters, its answer's fields, and a form that calls it.
 
-import { h, marked } from "./dom.js";
+import { answered, get, messageOf } from "./api.js";
+import { h, marked, sentence } from "./dom.js";
 import { table } from "./table.js";
 
 // A table of texts, each row in the order of the headings.
@@ -44,11 +45,12 @@ function tryOut(path, parameters) {
     }
     if (query.size) url += `?${query}`;
     answer.hidden = false;
+    answer.textContent = `GET ${url}\nLoading …`;
     try {
-      const got = await fetch(url);
-      answer.textContent = `GET ${url}\n${got.status}\n${JSON.stringify(await got.json(), null, 2)}`;
+      const { status, body } = await answered(url);
+      answer.textContent = `GET ${url}\n${status}\n${JSON.stringify(body, null, 2)}`;
     } catch (error) {
-      answer.textContent = `GET ${url}\n${error.message}`;
+      answer.textContent = `GET ${url}\n${messageOf(error).replaceAll("`", "")}`;
     }
   };
   return [h("form", { onsubmit: call }, inputs.map(([{ name }, input]) => h("label", {}, `${name} `, input)), h("button", {}, "Call")), answer];
@@ -69,12 +71,12 @@ function operation(path, method, described, schemas) {
 
 async function start() {
   try {
-    const api = await (await fetch(new URL("../openapi.json", import.meta.url))).json();
+    const api = await get("/openapi.json");
     const sections = Object.entries(api.paths).flatMap(([path, methods]) => Object.entries(methods)
       .map(([method, described]) => operation(path, method, described, api.components.schemas)));
     document.getElementById("operations").replaceChildren(h("p", { class: "card" }, api.info.description), ...sections);
   } catch (error) {
-    document.getElementById("message").replaceChildren(...marked(`The description cannot be loaded (${error.message}); is \`cpb serve\` still running?`));
+    document.getElementById("message").replaceChildren(...sentence(messageOf(error)));
   }
 }
 

@@ -1,6 +1,6 @@
 // Elements as one expression; text is always text, never markup.
 
-import { address } from "./api.js";
+import { address, messageOf } from "./api.js";
 
 export function h(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -31,6 +31,20 @@ export function button(text, onclick, attributes = {}) {
   return h("button", { type: "button", onclick, ...attributes }, text);
 }
 
+// Puts a command on the clipboard; where the browser has none for the page, its text is selected instead.
+export function copyButton(text, code) {
+  const made = button("Copy", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      made.textContent = "Copied";
+      announce("Copied.");
+    } catch {
+      getSelection().selectAllChildren(code);
+    }
+  }, { class: "small", "aria-label": `Copy the command ${text}` });
+  return made;
+}
+
 // What is shown, as a file: the same question to the API; `csv`: its list as a table, too.
 export function downloads(path, what, { csv = false } = {}) {
   return h("p", { class: "downloads" },
@@ -59,4 +73,25 @@ export function sentence(text) {
 // A sentence of the service: what stands between backticks is a command.
 export function marked(text) {
   return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+}
+
+// What stands where something is on its way; screen readers are told, too.
+export function loading(tag = "p") {
+  return h(tag, { class: "note loading", role: "status" }, "Loading …");
+}
+
+export function problem(text) {
+  return h("p", { class: "card problem", role: "alert" }, sentence(text));
+}
+
+// Loads what belongs into a place: it is busy until then; what goes wrong is said there.
+export async function fill(place, load) {
+  place.setAttribute("aria-busy", "true");
+  try {
+    await load();
+  } catch (error) {
+    place.replaceChildren(h("span", { role: "status" }, sentence(messageOf(error))));
+  } finally {
+    place.removeAttribute("aria-busy");
+  }
 }

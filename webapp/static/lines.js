@@ -1,7 +1,7 @@
 // A target and a stop: two lines over the chart with handles, two fields for their prices, and which of them is
 // reached first. The chances are the service's.
 
-import { get, ofSeries } from "./api.js";
+import { get, messageOf, ofSeries } from "./api.js";
 import { button, h, sentence } from "./dom.js";
 import { change, priceFormat } from "./format.js";
 import { firstWords } from "./words.js";
@@ -168,7 +168,7 @@ export function targetAndStop(series, host, { asked = {}, onleft, onchosen }) {
     const turn = (state.turn += 1);
     const prices = Object.fromEntries(levels.map((l) => [l.key, l.text ?? l.price]));
     let found = null, fault = null;
-    try { found = await get(ofSeries("first", series, prices)); } catch (error) { fault = error.status ? error.message : "the service does not answer"; }
+    try { found = await get(ofSeries("first", series, prices)); } catch (error) { fault = messageOf(error); }
     if (turn !== state.turn) return; // a line has moved on
     told.removeAttribute("aria-busy");
     if (state.chosen && host.isConnected && levels.every((l) => l.text === null)) onchosen(prices);

@@ -1,29 +1,31 @@
-// The overview: a card for each series of a market, searched, filtered and sorted; what is asked is in the address.
+// The overview: a row or a card for each series of a market, searched, filtered, sorted and pinned. What is asked is in
+// the address; the view and the pins are remembered by the browser.
 
 import { ask, get } from "./api.js";
-import { button, chip, downloads, h, marked, select, sentence } from "./dom.js";
-import { count, dayAndTime, known, price, seconds, signed } from "./format.js";
-import { sorted } from "./table.js";
-import { MARKETS, SIMULATED, horizon, isTold, recordWords, relation, seriesLink, simulatedChip, storedWords, verdictChip, versionOf } from "./words.js";
+import { seriesCard } from "./card.js";
+import { COLUMNS, ORDERS } from "./columns.js";
+import { button, copyButton, downloads, h, marked, select, sentence } from "./dom.js";
+import { count, number, percent, seconds } from "./format.js";
+import { keep, remembered } from "./remembered.js";
+import { sorted, table } from "./table.js";
+import { MARKETS, SIMULATED, kindOf, relation } from "./words.js";
 
-const ORDERS = [
-  { key: "symbol", label: "coin", value: (r) => r.symbol, up: true },
-  { key: "change", label: "change over 24 h", value: (r) => r.change_1d, up: false },
-  { key: "range", label: "width of the 80 % range", value: width, up: false },
-  { key: "record", label: "live record", value: (r) => (r.record_live && isTold(recordOf(r)) ? r.record_ratio : null), up: true },
-  { key: "issued", label: "newest forecast", value: (r) => r.issued_at, up: false },
-];
 const VERDICTS = ["better", "no different", "worse", "untested"];
+const VIEW = "cpb.overview", PINS = "cpb.pins";
+
+const idOf = ({ market, symbol, timeframe }) => `${market}/${symbol}/${timeframe}`;
 
 export async function open(root, { options }, remember) {
-  const asked = { q: "", timeframe: "", verdict: "", stale: "", sort: "symbol", market: "", ...options };
-  const count_ = h("p", { class: "note", role: "status" });
-  const grid = h("ul", { class: "grid" });
+  const asked = { q: "", timeframe: "", verdict: "", stale: "", sort: "symbol", turned: "", market: "", ...options };
+  const shown = h("p", { class: "note", role: "status" });
+  const list = h("div", { class: "series" });
   const notices = h("div");
   const links = h("div");
   const toolbar = h("div", { class: "toolbar", role: "search" });
   const search = h("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", value: asked.q, oninput: () => change("q", search.value),
-    onkeydown: (event) => { if (event.key === "Enter") grid.querySelector("a")?.click(); } }); // opens the first that is found
+    onkeydown: (event) => { if (event.key === "Enter") list.querySelector("a")?.click(); } }); // opens the first that is found
+  const pins = new Set(remembered(PINS, []));
+  const isPinned = (row) => pins.has(idOf(row));
   let rows = [], found = null;
 
   async function load() {
@@ -33,9 +35,15 @@ export async function open(root, { options }, remember) {
   }
 
   function change(name, value) {
-    asked[name] = value;
+    Object.assign(asked, { [name]: value });
     remember({ ...asked, sort: asked.sort === "symbol" ? "" : asked.sort, market: options.market || name === "market" ? asked.market : "" });
     show();
+  }
+
+  // A heading sorts as its column does at first; again, the other way round.
+  function sortBy(key) {
+    asked.turned = key === asked.sort && !asked.turned ? "1" : "";
+    change("sort", key);
   }
 
   function controls() {
@@ -47,8 +55,18 @@ export async function open(root, { options }, remember) {
       ...(markets.length > 1 ? [select("Market", markets.map((m) => [m, MARKETS[m]]), asked.market, pick)] : []),
       select("Candles", [["", "all"], ...timeframes.map((t) => [t, t])], asked.timeframe, (v) => change("timeframe", v)),
       select("Verdict", [["", "all"], ...VERDICTS.map((v) => [v, v])], asked.verdict, (v) => change("verdict", v)),
-      select("Sort by", ORDERS.map((o) => [o.key, o.label]), asked.sort, (v) => change("sort", v)),
-      h("label", { class: "check" }, stale, " only stale"));
+      select("Sort by", ORDERS.map((o) => [o.key, o.order || o.label]), asked.sort, (v) => { asked.turned = ""; change("sort", v); }),
+      h("label", { class: "check" }, stale, " only stale"), views());
+  }
+
+  function views() {
+    const chosen = remembered(VIEW, "table");
+    return h("span", { class: "sides", role: "group", "aria-label": "view" }, ["table", "cards"].map((name) => button(name, () => {
+      keep(VIEW, name);
+      controls();
+      show();
+      toolbar.querySelector(`[data-as="${name}"]`).focus();
+    }, { "aria-pressed": String(chosen === name), "data-as": name })));
   }
 
   async function pick(market) {
@@ -58,17 +76,35 @@ export async function open(root, { options }, remember) {
     change("market", market);
   }
 
-  function show() {
+  function pinButton(row) {
+    const id = idOf(row), on = pins.has(id);
+    return button(on ? "★" : "☆", () => {
+      pins[on ? "delete" : "add"](id);
+      keep(PINS, [...pins]);
+      show();
+    }, { class: "pin", "data-pin": id, "aria-pressed": String(on), "aria-label": `Pin ${row.symbol} ${row.timeframe}`, title: "pinned series come first" });
+  }
+
+  function series(kept) {
     const order = ORDERS.find((o) => o.key === asked.sort) || ORDERS[0];
+    const sort = { key: order.key, up: order.up !== Boolean(asked.turned) };
+    const ordered = sorted(kept, ORDERS, sort, isPinned);
+    if (remembered(VIEW, "table") === "cards") return h("ul", { class: "grid" }, ordered.map((row) => seriesCard(row, pinButton(row))));
+    const [coin, ...rest] = COLUMNS;
+    const columns = [{ ...coin, cell: (row) => [pinButton(row), " ", coin.cell(row)] }, ...rest];
+    return table({ caption: `Series of ${MARKETS[asked.market]}`, columns, rows: ordered, sort, onsort: sortBy, first: isPinned });
+  }
+
+  function show() {
     const kept = rows.filter((r) => r.symbol.includes(asked.q.trim().toUpperCase())
       && (!asked.timeframe || r.timeframe === asked.timeframe)
       && (!asked.verdict || relation(r.verdict) === asked.verdict) && (!asked.stale || r.stale));
-    const focused = document.activeElement?.closest?.(".tile")?.querySelector("a")?.getAttribute("href");
-    grid.replaceChildren(...(rows.length && !kept.length ? [h("li", {}, nothingFound())] : sorted(kept, ORDERS, { key: order.key, up: order.up }).map(tile)));
-    if (focused) grid.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
-    count_.textContent = `${kept.length} of ${count(rows.length, "series", "series")}`;
+    const focused = list.contains(document.activeElement) ? placeOf(document.activeElement) : null;
+    list.replaceChildren(rows.length && !kept.length ? nothingFound() : kept.length ? series(kept) : "");
+    if (focused) list.querySelector(focused)?.focus();
+    shown.textContent = `${kept.length} of ${count(rows.length, "series", "series")}${cameTrue(kept)}`;
     notices.replaceChildren(...notes(found));
-    toolbar.hidden = count_.hidden = rows.length === 0;
+    toolbar.hidden = shown.hidden = rows.length === 0;
     links.replaceChildren(...(rows.length ? [downloads(ask("/api/overview", { market: asked.market }), "the overview")] : []));
   }
 
@@ -81,7 +117,7 @@ export async function open(root, { options }, remember) {
   await load();
   controls();
   show();
-  root.append(h("h1", { class: "quiet" }, "Overview"), notices, toolbar, h("div", { class: "headline" }, count_, links), grid);
+  root.append(h("h1", { class: "quiet" }, "Overview"), notices, toolbar, h("div", { class: "headline" }, shown, links), list);
   return {
     title: "Overview",
     keys: { "/": () => search.focus() },
@@ -95,11 +131,27 @@ export async function open(root, { options }, remember) {
   };
 }
 
+// What finds an element again after the list has been drawn anew.
+function placeOf(element) {
+  const name = ["data-pin", "data-key", "href"].find((attribute) => element.hasAttribute(attribute));
+  return name ? `[${name}="${CSS.escape(element.getAttribute(name))}"]` : null;
+}
+
+// What came true of the last day, of the series that are shown; live forecasts and replays are never one figure.
+function cameTrue(rows) {
+  const sums = [true, false].map((live) => {
+    const counted = rows.filter((r) => r.day_closes && r.day_live === live);
+    const sum = (name) => counted.reduce((all, r) => all + r[name], 0);
+    return counted.length ? `${number(sum("day_inside"))} of ${number(sum("day_closes"))} closes inside their 80 % range (${percent(sum("day_inside") / sum("day_closes"))}, ${kindOf(live)})` : "";
+  }).filter(Boolean);
+  return sums.length ? `; in the last day ${sums.join(" and ")}` : "";
+}
+
 function notes({ rows, market, markets, note, stale: advice }) {
   const made = [];
   if (market === "sim" && rows.length) made.push(h("p", { class: "card notice" }, h("b", {}, "Simulated market. "), SIMULATED));
   const stale = rows.filter((r) => r.stale);
-  if (stale.length) made.push(h("p", { class: "card problem" }, `${stale.length} of ${count(rows.length, "series is", "series are")} stale; `, marked(advice), "."));
+  if (stale.length) made.push(h("p", { class: "card problem" }, `${stale.length} of ${count(rows.length, "series is", "series are")} stale; `, withCopy(advice)));
   if (note) made.push(h("p", { class: "card notice" }, sentence(note), rows.some((r) => r.issued_at) ? "" : " This page then fills by itself."));
   const simulated = markets.find((m) => m.market === "sim");
   if (market !== "sim" && simulated?.forecasts && !rows.some((r) => r.issued_at)) {
@@ -108,50 +160,7 @@ function notes({ rows, market, markets, note, stale: advice }) {
   return made;
 }
 
-function width(row) {
-  return known(row.range_80_low) ? row.range_80_high - row.range_80_low : null;
-}
-
-// The record's part of a row, with the names that the record itself has.
-function recordOf(row) {
-  return { live: row.record_live, days: row.record_days, verdict: row.record_verdict, crps_ratio: row.record_ratio,
-    crps_ratio_low: row.record_low, crps_ratio_high: row.record_high };
-}
-
-function tile(row) {
-  const name = h("h2", {}, h("a", { href: seriesLink(row) }, row.symbol, " ", h("span", { class: "soft" }, row.timeframe)));
-  const up = row.change_1d >= 0;
-  const moved = known(row.change_1d) ? h("span", { class: up ? "up" : "down" }, `${up ? "▲" : "▼"} ${signed(row.change_1d / 100)}`, h("span", { class: "soft" }, " in 24 h")) : null;
-  const scored = known(row.record_live);
-  const facts = h("dl", {},
-    fact("80 % range", known(row.range_80_low) ? `${signed(row.range_80_low / 100)} to ${signed(row.range_80_high / 100)}, ${horizon(row)} ahead` : "no forecast"),
-    fact("model", row.architecture ? `${row.architecture}, version ${versionOf(row.champion)}` : "none"),
-    fact("test", [verdictChip(row.verdict), known(row.crps_ratio) && ` CRPS ratio ${row.crps_ratio.toFixed(4)}`]),
-    fact(scored ? (row.record_live ? "live" : "replays") : "record", scored ? `${isTold(recordOf(row)) ? `ratio ${row.record_ratio.toFixed(3)}, ` : ""}${recordWords(recordOf(row))}` : "nothing scored yet"),
-    fact("origin", row.issued_at ? `${dayAndTime(row.issued_at)} UTC` : "–"),
-    fact("stored", row.issued_at ? storedWords(row) : "–"));
-  return h("li", {}, h("article", { class: "tile card" },
-    h("div", { class: "headline" }, name, h("span", { class: "chips" }, simulatedChip(row.market), watchChip(row),
-      row.stale && chip("stale", "bad", row.stale), row.standing_note && chip("stands still", "bad", row.standing_note))),
-    h("div", { class: "quote" }, h("b", {}, price(row.last_close)), moved), spark(row.sparkline), facts));
-}
-
-function fact(name, value) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, value));
-}
-
-function watchChip({ watch, watch_reason: reason }) {
-  return watch && watch !== "fine" ? chip(`drift: ${watch}`, "bad", reason) : null;
-}
-
-// The last closes as a line; its figures stand beside it as text.
-function spark(values) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const [name, value] of Object.entries({ viewBox: "0 0 100 30", preserveAspectRatio: "none", class: "spark", "aria-hidden": "true" })) svg.setAttribute(name, value);
-  const low = Math.min(...values), span = Math.max(...values) - low || 1;
-  const points = values.map((v, i) => `${(100 * i / (values.length - 1)).toFixed(1)},${(28 - 26 * (v - low) / span).toFixed(1)}`);
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  line.setAttribute("points", points.join(" "));
-  if (values.length > 1) svg.append(line);
-  return svg;
+function withCopy(advice) {
+  const parts = marked(advice), code = parts.find((part) => part.tagName === "CODE");
+  return [parts, ". ", code && copyButton(code.textContent, code)];
 }

@@ -1,12 +1,14 @@
 // The address decides the view: #/, #/series/BTCUSDT/1h/spot, #/models, #/runs. State that is worth a link is in it.
 
-import { announce, h, marked, sentence } from "./dom.js";
+import { fetched, messageOf } from "./api.js";
+import { announce, h, loading, marked, problem } from "./dom.js";
 import { listen } from "./keys.js";
 import { watch } from "./refresh.js";
 
 const VIEWS = ["overview", "series", "models", "runs"];
+const PATIENCE_MS = 150; // the view before stays so long, then the page says that the next one is loading
 const root = document.getElementById("view");
-let shown = null; // {route, refresh, keys}
+let shown = null; // {title, refresh, keys, shown, close}; null while one is on its way, and where there is none
 let turn = 0;
 
 function decoded(part) {
@@ -40,24 +42,39 @@ async function open() {
     else link.removeAttribute("aria-current");
   }
   const next = h("div", { class: `view-${route.view}` });
+  root.setAttribute("aria-busy", "true");
+  const wait = setTimeout(() => { if (mine === turn) { leave(); root.replaceChildren(loading()); } }, PATIENCE_MS);
   try {
-    const { open: build } = await import(`./${route.view}.js`);
+    const { open: build } = await fetched(import(`./${route.view}.js`));
     const made = await build(next, route, remember);
     if (mine !== turn) return; // another view was opened meanwhile
-    shown?.close?.();
-    shown = { route, ...made };
+    leave();
+    shown = made;
   } catch (error) {
     if (mine !== turn) return;
-    shown = null;
-    next.replaceChildren(h("h1", {}, "Nothing to show here"), h("p", { class: "card problem", role: "alert" }, sentence(error.message)));
+    leave();
+    next.replaceChildren(h("h1", {}, "Nothing to show here"), problem(messageOf(error)));
+  } finally {
+    clearTimeout(wait);
   }
+  root.removeAttribute("aria-busy");
   root.replaceChildren(next);
   document.title = `${shown?.title || "cpb"} · cpb forecasts`;
-  shown?.shown?.();
+  Promise.resolve(shown?.shown?.()).catch((error) => next.prepend(problem(messageOf(error))));
   if (mine > 1) {
     root.focus({ preventScroll: true });
     window.scrollTo(0, 0);
   }
+}
+
+// Where nothing could be shown before.
+async function openAgain() {
+  if (!root.hasAttribute("aria-busy")) await open();
+}
+
+function leave() {
+  shown?.close?.();
+  shown = null;
 }
 
 // Keeps a view's state in its address without opening it again.
@@ -68,8 +85,8 @@ function remember(options) {
 }
 
 async function changed(parts) {
-  if (!shown?.refresh) {
-    await open(); // nothing could be shown before
+  if (!shown) {
+    await openAgain();
     return;
   }
   if (await shown.refresh(parts)) announce(`Updated: ${[...parts].join(", ")}.`);
@@ -77,9 +94,11 @@ async function changed(parts) {
 
 function fault(error) {
   const known = document.getElementById("fault");
-  if (!error) known?.remove();
-  else if (!known) {
-    const text = `The service does not answer (${error.message}); is \`cpb serve\` still running? This page asks again every 10 seconds.`;
+  if (!error) {
+    known?.remove();
+    if (known && !shown) openAgain();
+  } else if (!known) {
+    const text = `${messageOf(error)} This page asks again every 10 seconds.`;
     root.before(h("p", { id: "fault", class: "card problem", role: "alert" }, marked(text)));
   }
 }

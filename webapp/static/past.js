@@ -6,7 +6,7 @@ import { kindOf, versionOf } from "./words.js";
 
 const SETTLE_MS = 120; // while the slider is dragged, only the forecast where it rests is requested
 
-// `onpick(issue, isNewest)` shows an issue of /api/forecasts, the newest last; `onmore(first)` returns those before it.
+// `onpick(issue, isNewest)` shows an issue of /api/forecasts, the newest last; `onmore(first)` returns those before it, or null.
 export function pastForecasts(onpick, onmore) {
   const slider = h("input", { type: "range", id: "past", min: "0", max: "0", step: "1" });
   const told = h("output", { for: "past" });
@@ -37,6 +37,7 @@ export function pastForecasts(onpick, onmore) {
 
   async function more() {
     const found = await onmore(issues[0]);
+    if (!found) return 0;
     isAll = found.length === 0;
     issues = [...found, ...issues];
     at += found.length;

@@ -1,17 +1,17 @@
 // Figures of the service, drawn by plotly. Its 4.8 MB are asked for with the first figure, after the first paint.
 
-import { get } from "./api.js";
-import { h, marked } from "./dom.js";
+import { AWAY, PageError, address, get, messageOf } from "./api.js";
+import { h, loading, sentence } from "./dom.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false };
-let loading = null;
+let library = null;
 
 export function plotly() {
-  loading ||= new Promise((resolve, reject) => {
-    const failed = () => { loading = null; reject(new Error("the charts' library cannot be loaded from the service")); };
-    document.head.append(h("script", { src: new URL("../plotly/plotly.min.js", import.meta.url).href, onload: () => resolve(window.Plotly), onerror: failed }));
+  library ||= new Promise((resolve, reject) => {
+    const failed = () => { library = null; reject(new PageError(AWAY)); };
+    document.head.append(h("script", { src: address("/plotly/plotly.min.js"), onload: () => resolve(window.Plotly), onerror: failed }));
   });
-  return loading;
+  return library;
 }
 
 // Draws in `host`, whose text alternative is the figure's own.
@@ -28,12 +28,14 @@ export function figure(path, { min = "16rem" } = {}) {
   host.style.minHeight = min;
   const fault = h("p", { class: "note", role: "status", hidden: true });
   const note = h("figcaption", { class: "note" });
-  const frame = h("figure", {}, host, note, fault);
+  const wait = loading();
+  const frame = h("figure", { "aria-busy": "true" }, wait, host, note, fault);
 
   async function load() {
     const asked = path();
     frame.hidden = !asked;
     if (!asked) return;
+    frame.setAttribute("aria-busy", "true");
     try {
       const found = await get(asked);
       if (asked !== path()) return; // something else was chosen meanwhile
@@ -44,9 +46,11 @@ export function figure(path, { min = "16rem" } = {}) {
       fault.hidden = true;
     } catch (error) {
       host.hidden = true;
-      fault.replaceChildren(...marked(error.message));
+      fault.replaceChildren(...sentence(messageOf(error)));
       fault.hidden = false;
     }
+    wait.hidden = true;
+    frame.removeAttribute("aria-busy");
   }
 
   const again = () => { if (host.isConnected) load(); else window.removeEventListener("cpb-theme", again); };

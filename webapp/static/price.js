@@ -2,7 +2,7 @@
 
 import { get, ofSeries } from "./api.js";
 import { crosshair } from "./crosshair.js";
-import { h } from "./dom.js";
+import { h, loading } from "./dom.js";
 import { seconds } from "./format.js";
 import { targetAndStop } from "./lines.js";
 import { draw, theme } from "./plot.js";
@@ -17,6 +17,8 @@ const AXES_PX = 80; // what the axes take of the chart's width, before it is dra
 // `asked` and `onchosen`: the prices of target and stop, at first and as they are chosen.
 export function priceChart(series, readout, { asked, onchosen }) {
   const host = h("div", { id: "chart", class: "plot price", role: "application", tabindex: "0", "aria-describedby": "chart-keys" });
+  const wait = host.appendChild(loading());
+  host.setAttribute("aria-busy", "true");
   const chances = touchChances(series);
   const cross = crosshair(host, readout, chances);
   const lines = targetAndStop(series, host, { asked, onchosen, onleft: fitLines });
@@ -160,9 +162,15 @@ export function priceChart(series, readout, { asked, onchosen }) {
       state.until = iso(Date.parse(forecast.issued_at) + (forecast.steps.length + 60) * candle);
       state.width = width;
     }
-    await chances.load(forecast, isNewest);
-    await lines.load(forecast, chances.found());
-    await load();
+    host.setAttribute("aria-busy", "true");
+    try {
+      await chances.load(forecast, isNewest);
+      await lines.load(forecast, chances.found());
+      await load();
+    } finally {
+      wait.remove();
+      host.removeAttribute("aria-busy");
+    }
   }
 
   // The same view of what is newer; a view that was not moved follows the newest candle.

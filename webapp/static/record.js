@@ -1,7 +1,7 @@
 // What came true. Live forecasts and replays stand apart, each version under its own name, few days without figures.
 
 import { maybe, ofSeries } from "./api.js";
-import { card, downloads, h, marked } from "./dom.js";
+import { card, downloads, fill, h, loading, marked } from "./dom.js";
 import { count, day, interval, known, number, percent } from "./format.js";
 import { figure, theme } from "./plot.js";
 import { table } from "./table.js";
@@ -10,7 +10,7 @@ import { RATIO, isTold, kindOf, recordWords, versionOf } from "./words.js";
 const BANDS = [50, 80, 90];
 
 export function recordCard(series) {
-  const note = h("p", { class: "note" });
+  const note = h("p", { class: "note" }, loading("span"));
   const rates = h("div", { class: "rates" });
   const tables = h("div");
   let entries = [], shown = null; // of all versions: the live ones, else the replays
@@ -20,6 +20,12 @@ export function recordCard(series) {
     note, rates, h("div", { class: "pair" }, time.frame, coverage.frame), tables);
 
   async function load(newest) {
+    await fill(note, () => scores(newest));
+    await time.load();
+    await coverage.load();
+  }
+
+  async function scores(newest) {
     const ledger = newest && await maybe(ofSeries("ledger", series, { limit: 0 }));
     entries = ledger ? ledger.record : [];
     const own = entries.filter((e) => e.kind === "series");
@@ -27,8 +33,6 @@ export function recordCard(series) {
     note.replaceChildren(...marked(shown ? about(shown, entries, newest) : nothing(ledger)));
     rates.replaceChildren(...(shown ? cards(shown) : []));
     tables.replaceChildren(...(entries.length ? [tableOf(true), tableOf(false)] : []).filter(Boolean));
-    await time.load();
-    await coverage.load();
   }
 
   function tableOf(live) {

@@ -1,7 +1,7 @@
 // One series: its chart with the forecasts, the record, the champion's decisions, and the numbers of what is shown.
 
-import { ask, get, maybe, ofSeries } from "./api.js";
-import { button, chip, downloads, h, marked, select, sentence } from "./dom.js";
+import { PageError, ask, get, maybe, messageOf, ofSeries } from "./api.js";
+import { button, chip, downloads, fill, h, loading, select, sentence } from "./dom.js";
 import { change, dayAndTime, known, price, priceFormat, seconds, signed, time } from "./format.js";
 import { pastForecasts } from "./past.js";
 import { free } from "./plot.js";
@@ -14,14 +14,14 @@ import { MARKETS, SIMULATED, seriesLink, seriesName, simulatedChip, storedWords,
 const PAGE = 500; // forecasts on the slider at first, and more of them at its left end
 
 export async function open(root, route, remember) {
-  if (!route.symbol) throw new Error("The address names no series, as #/series/BTCUSDT/1h/spot does; the overview lists what is stored.");
+  if (!route.symbol) throw new PageError("The address names no series, as #/series/BTCUSDT/1h/spot does; the overview lists what is stored.");
   const overview = await get(ask("/api/overview", { market: route.market }));
   const series = pick(overview, route);
-  if (!series) throw new Error(notStored(overview, route));
+  if (!series) throw new PageError(notStored(overview, route));
   const readout = h("figcaption", { id: "readout", "aria-live": "off" });
   const chart = priceChart(series, readout, { asked: route.options, onchosen: remember });
-  const past = pastForecasts(show, async (first) => (await issues(series, new Date(Date.parse(first.issued_at) - 1).toISOString())).forecasts);
-  const parts = { head: h("div"), verdict: h("p", { class: "finding" }), numbers: h("div"), links: h("div") };
+  const past = pastForecasts((...issue) => fill(readout, () => show(...issue)), earlier);
+  const parts = { head: h("div", {}, loading()), verdict: h("p", { class: "finding" }), numbers: h("div", {}, loading()), links: h("div") };
   const record = recordCard(series), decisions = decisionsCard(series);
 
   root.append(navigation(overview, series),
@@ -40,7 +40,17 @@ export async function open(root, route, remember) {
     try {
       await chart.choose(forecast, isNewest);
     } catch (error) {
-      readout.replaceChildren(...marked(error.message));
+      readout.replaceChildren(...sentence(messageOf(error)));
+    }
+  }
+
+  // Null: they could not be had.
+  async function earlier(first) {
+    try {
+      return (await issues(series, new Date(Date.parse(first.issued_at) - 1).toISOString())).forecasts;
+    } catch (error) {
+      readout.replaceChildren(...sentence(messageOf(error)));
+      return null;
     }
   }
 
@@ -58,7 +68,8 @@ export async function open(root, route, remember) {
     title: seriesName(series),
     keys: { "[": past.older, "]": past.newer, n: past.newest },
     async shown() { // plotly measures what is on the page
-      await show(first.newest, true);
+      await fill(parts.head, () => show(first.newest, true));
+      parts.numbers.querySelector(".loading")?.remove(); // of a forecast that could not be had
       await record.load(first.newest);
       await decisions.load();
     },

@@ -1,6 +1,6 @@
 // Words for figures. Live and replayed forecasts are never one figure, and few days are no result.
 
-import { chip } from "./dom.js";
+import { chip, h } from "./dom.js";
 import { age, count, dayAndTime, duration, hour, interval, known, time } from "./format.js";
 
 export const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin futures", own: "own candles", sim: "simulated market" };
@@ -21,10 +21,13 @@ export function relation(verdict) {
 
 const MARKS = { better: "✓", worse: "✗", "no different": "≈" };
 
-export function verdictChip(verdict) {
+// `short`: on a phone the mark alone is seen.
+export function verdictChip(verdict, short = false) {
   const word = relation(verdict);
   const kind = word === "better" || word === "worse" ? word : "";
-  return chip(`${MARKS[word] || "?"} ${word}`, kind, verdict || "no finding of this model on a test span is stored");
+  const made = chip(`${MARKS[word] || "?"} `, kind, verdict || "no finding of this model on a test span is stored");
+  made.append(h("span", { class: short ? "word" : null }, word));
+  return made;
 }
 
 export function simulatedChip(market) {
@@ -52,6 +55,12 @@ export function kindOf(live) {
 // Whether a row of the record has days enough for an interval; without one its figures are not shown.
 export function isTold(entry) {
   return known(entry.crps_ratio_low) && known(entry.crps_ratio_high);
+}
+
+// The record's part of a row of the overview, with the names that the record itself has.
+export function recordOf(row) {
+  return { live: row.record_live, days: row.record_days, verdict: row.record_verdict, crps_ratio: row.record_ratio,
+    crps_ratio_low: row.record_low, crps_ratio_high: row.record_high };
 }
 
 // "10 h" from the forecast's origin to its last step.
