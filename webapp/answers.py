@@ -288,8 +288,8 @@ class OverviewRow(OfSeries):
     `range_at` with a chance of 5 %. `width_ratio`: the width of that range in percent over the median of the forecasts
     of the 30 days before, of which `width_days` days have some; null under 7. `day_closes`: forecasts of closes, of any
     step, that came due in the 24 hours up to the newest candle, live ones if there are some (`day_live`), else replays;
-    `day_inside`: those of them inside their 80 %. `last_close` is the newest stored close, at `closed_at`; `change_1d` its
-    change over a day, in percent (null without a close of that time). `champion`: registered model and version;
+    `day_inside`: those of them inside their 80 %. `last_close` is the newest stored close, at `closed_at`; `change_1d`
+    its change over a day, in percent (null without a close of that time). `champion`: registered model and version;
     `verdict` and `crps_ratio` are the champion's on its test span; `selected_on`: the rows of the span that its recipe
     was chosen on, which make it no result. `record_…`: scores of this series' live
     forecasts, or of its replays if there are no live forecasts (`record_live`). `watch`: the newest state of the drift

@@ -31,7 +31,9 @@ def change_tokens(home: Path) -> answers.Changes:
 
 def shards_in_training(home: Path) -> list[Path]:
     """Return the folders of the shards that processes of this machine are training."""
-    shards = [folder for root in _roots(home) for folder in shard_folders(root) if not (folder / RESULT).exists()]
+    shards = [
+        folder for root in _roots(home) for folder in shard_folders(root) if not (folder / RESULT).exists()
+    ]
     return [*filter(is_training, shards)]
 
 

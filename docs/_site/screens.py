@@ -12,7 +12,7 @@ import io
 from pathlib import Path
 
 _VIEWS = {
-    "overview": ("#/?market={market}", ".tile"),
+    "overview": ("#/?market={market}", ".series tbody tr"),
     "series": ("#/series/{series}", "#chart path.box"),
     "models": ("#/models", "#compare tbody tr"),
     "runs": ("#/runs", "#newest-runs tbody tr"),

@@ -5,27 +5,33 @@ import io
 import json
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import polars as pl
 import pytest
 
 from schemas.handover import JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId
+from tasks.forecasting import chain
 from tasks.storage.locks import locked
 from tasks.tracking.decisions import keep_decision
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import KIND, STUDY
 from tasks.training.shard import prepare
+from tasks.training.shard_retention import ShardsInUse
 from tests.tools.page_service import client_of
 from tests.tools.webapp_store import (
     BTC,
     ETH,
     PEPE,
     SIM_BTC,
+    START,
     UM_BTC,
     VERDICT,
     decision,
     fill,
+    fill_record,
+    forecast_at,
     small_home,
     write_candles,
 )
@@ -75,6 +81,73 @@ def test_a_row_of_the_overview_says_what_the_other_answers_say(client):
     assert row["record_verdict"] == "too few to tell"
     assert "cpb forecast --coins BTCUSDT --timeframes 1h`" in row["stale"]
     assert row["command"] == "cpb forecast --coins BTCUSDT --timeframes 1h"
+
+
+def test_a_row_of_the_overview_has_prices_of_the_same_close_as_its_per_cents(client, touchable, monkeypatch):
+    row = client.get("/api/overview").json()["rows"][1]
+    forecast = client.get("/api/forecast/ETH/1h").json()
+    last = forecast["steps"][-1]
+    assert (row["origin_close"], row["q10"], row["q90"]) == (forecast["last_close"], last["q10"], last["q90"])
+    assert row["range_80_low"] == pytest.approx(100 * (row["q10"] / row["origin_close"] - 1))
+    assert (row["closed_at"] > row["issued_at"], row["last_close"] == row["origin_close"]) == (True, False)
+    assert (row["stop_5_down"], row["stop_5_up"]) == (None, None)  # its model has no table
+    monkeypatch.chdir(touchable)
+    with client_of(touchable) as other:
+        rows = {row["symbol"]: row for row in other.get("/api/overview").json()["rows"]}
+        stops = {stop["side"]: stop for stop in other.get("/api/touch/BTC/1h").json()["stops"][-2:]}
+    assert [rows["BTCUSDT"][f"stop_5_{side}"] for side in ("down", "up")] == [
+        stops[side]["price"] for side in ("down", "up")
+    ]
+    assert {stop["probability"] for stop in stops.values()} == {0.05}
+    assert rows["ETHUSDT"]["stop_5_up"] is None
+
+
+def test_a_width_is_compared_with_the_thirty_days_before_where_seven_have_forecasts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "data", ETH)  # forecasts of the last 60 hours
+    fill_record(tmp_path / "data", BTC, days=40)
+    walk = [c["close"] for c in candles_of(tmp_path, "BTC")]
+    first = START + timedelta(hours=24 * 40 + 24 - len(walk))
+    wide = forecast_at(BTC, len(walk) - 1, np.array(walk), sigma=0.01, start=first, version=2)
+    chain.append(tmp_path / "data", "spot", "forecasts", {BTC: wide})
+    with client_of(tmp_path) as client:
+        row, young = client.get("/api/overview").json()["rows"]
+        listed = client.get("/api/forecasts/BTC/1h?limit=5000").json()["forecasts"][:-1]
+    assert (young["width_ratio"], young["width_days"]) == (None, 3)
+    since = datetime.fromisoformat(row["issued_at"]) - timedelta(days=30)
+    times = {t[:10] for f in listed if datetime.fromisoformat(t := f["issued_at"]) >= since}
+    assert row["width_days"] == len(times)
+    assert row["width_ratio"] == pytest.approx(2.0, rel=0.02)  # made_forecasts are of half the volatility
+
+
+def candles_of(folder, coin):
+    with client_of(folder) as client:
+        return client.get(f"/api/candles/{coin}/1h?limit=5000").json()["candles"]
+
+
+@pytest.mark.parametrize(("home", "live"), [("filled", False), ("recorded", True)])
+def test_what_came_true_of_the_last_day_is_what_the_ledger_says(home, live, request, monkeypatch):
+    folder = request.getfixturevalue(home)
+    monkeypatch.chdir(folder)
+    with client_of(folder) as client:
+        row = client.get("/api/overview").json()["rows"][0]
+        rows = client.get("/api/ledger/BTC/1h?limit=5000").json()["rows"]
+    since = datetime.fromisoformat(row["closed_at"]) - timedelta(days=1)
+    due = [r for r in rows if datetime.fromisoformat(r["target_time"]) > since]
+    assert row["day_live"] is live
+    assert (row["day_closes"], row["day_inside"]) == (len(due), sum(r["covered_80"] for r in due))
+    assert len(due) >= 10
+    assert {r["live"] for r in due} == {live}
+
+
+def test_a_run_is_active_while_it_holds_the_shards(own_folder):
+    with client_of(own_folder) as other:
+        assert other.get("/api/runs").json()["active"] is False
+        before = other.get("/api/changes").json()["runs"]
+        with ShardsInUse(own_folder / "data"):  # as a backtest does
+            assert other.get("/api/runs").json()["active"] is True
+            assert other.get("/api/changes").json()["runs"] != before
+        assert other.get("/api/runs").json()["active"] is False
 
 
 def test_one_command_renews_all_that_is_stale_and_names_every_coin(client, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from tests.tools.page_browser import WAIT_S, expect, until
 from tests.tools.webapp_store import BTC, ETH, fill, forecast_at, small_home, write_candles
 
 ROOT = Path(__file__).resolve().parents[2]
+ROWS = ".series tbody tr"
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -24,67 +25,47 @@ def come_back(page):
 
 
 def coins(page):
-    return page.locator(".tile h2").all_inner_texts()
-
-
-def test_a_card_of_the_overview_says_verdict_range_test_and_age(open_page, filled):
-    page = open_page(filled)
-    expect(page.locator(".tile")).to_have_count(3)
-    assert coins(page) == ["BTCUSDT 1h", "ETHUSDT 1h", "PEPEUSDT 15m"]
-    tile = page.locator(".tile").first
-    assert "better" in tile.locator(".chip.better").inner_text()
-    assert "too few to tell" in tile.inner_text()
-    assert re.search(r"% to \+\d+\.\d\d %, 10 h ahead", tile.inner_text())
-    assert re.search(r"test\s+✓ better CRPS ratio 0\.9810", tile.inner_text())
-    assert re.search(r"origin\s+9 Jun 2025, 12:00 UTC\s+stored\s+\d+ \w+ ago, replayed", tile.inner_text())
-    assert "in 24 h" in tile.inner_text()
-    advice = page.locator(".card.problem")
-    expect(advice.locator("code")).to_have_text(
-        "cpb forecast --coins BTCUSDT,ETHUSDT,PEPEUSDT --timeframes 1h,15m"
-    )
-    assert "`" not in page.locator("main").inner_text() + (
-        tile.locator(".chip.bad").get_attribute("title") or ""
-    )
+    return [link.get_attribute("aria-label") for link in page.locator(f"{ROWS} th a").all()]
 
 
 def test_the_overview_is_searched_from_the_keyboard_and_the_address_keeps_the_search(open_page, filled):
     page = open_page(filled)
-    expect(page.locator(".tile")).to_have_count(3)
+    expect(page.locator(ROWS)).to_have_count(3)
     page.keyboard.press("/")
     page.keyboard.type("eth")
-    expect(page.locator(".tile")).to_have_count(1)
+    expect(page.locator(ROWS)).to_have_count(1)
     assert page.url.endswith("#/?q=eth")
     page.reload()
-    expect(page.locator(".tile")).to_have_count(1)
+    expect(page.locator(ROWS)).to_have_count(1)
     page.get_by_label("Coin", exact=True).fill("btx")
-    expect(page.locator(".grid")).to_contain_text("The coin BTX is unknown")
+    expect(page.locator(".series")).to_contain_text("The coin BTX is unknown")
     page.get_by_role("button", name="Show all").click()
-    expect(page.locator(".tile")).to_have_count(3)
+    expect(page.locator(ROWS)).to_have_count(3)
 
 
 def test_the_overview_is_filtered_by_candles_verdict_and_staleness_and_sorted(open_page, filled):
     page = open_page(filled)
-    expect(page.locator(".tile")).to_have_count(3)
+    expect(page.locator(ROWS)).to_have_count(3)
     page.get_by_label("Candles", exact=True).select_option("15m")
     assert coins(page) == ["PEPEUSDT 15m"]
     page.get_by_label("Candles", exact=True).select_option("")
     page.get_by_label("Verdict", exact=True).select_option("worse")
-    expect(page.locator(".tile")).to_have_count(0)
+    expect(page.locator(ROWS)).to_have_count(0)
     page.get_by_label("Verdict", exact=True).select_option("better")
-    expect(page.locator(".tile")).to_have_count(3)
+    expect(page.locator(ROWS)).to_have_count(3)
     page.get_by_label("only stale", exact=True).check()
-    assert page.locator(".tile .chip.bad", has_text="stale").count() == page.locator(".tile").count()
+    assert page.locator(f"{ROWS} .chip.bad", has_text="stale").count() == page.locator(ROWS).count()
     page.get_by_label("only stale", exact=True).uncheck()
     for order in page.get_by_label("Sort by", exact=True).locator("option").all():
         page.get_by_label("Sort by", exact=True).select_option(order.get_attribute("value"))
-        expect(page.locator(".tile")).to_have_count(3)
+        expect(page.locator(ROWS)).to_have_count(3)
     page.get_by_label("Sort by", exact=True).select_option("range")
     assert coins(page)[-1] == "PEPEUSDT 15m"
 
 
-def test_enter_in_the_search_or_on_a_card_opens_its_series(open_page, filled):
+def test_enter_in_the_search_or_on_a_row_opens_its_series(open_page, filled):
     page = open_page(filled)
-    expect(page.locator(".tile")).to_have_count(3)
+    expect(page.locator(ROWS)).to_have_count(3)
     page.get_by_label("Coin", exact=True).fill("pepe")
     page.keyboard.press("Enter")
     page.wait_for_selector("#chart path.box", state="attached")
@@ -96,17 +77,17 @@ def test_enter_in_the_search_or_on_a_card_opens_its_series(open_page, filled):
     )
     page.go_back()
 
-    page.locator(".tile a").first.press("Enter")
+    page.locator(f"{ROWS} a").first.press("Enter")
     page.wait_for_selector("#chart path.box", state="attached")
     assert "#/series/" in page.url
 
 
-def test_candles_that_stand_still_are_told_on_card_and_page(open_page, tmp_path):
+def test_candles_that_stand_still_are_told_in_the_overview_and_on_the_page(open_page, tmp_path):
     fill(tmp_path / "data", BTC, standing=9)
     fill(tmp_path / "data", ETH)
     page = open_page(tmp_path)
-    expect(page.locator(".tile")).to_have_count(2)
-    chip = page.locator(".tile .chip", has_text="stands still")
+    expect(page.locator(ROWS)).to_have_count(2)
+    chip = page.locator(f"{ROWS} .chip", has_text="stands still")
     expect(chip).to_have_count(1)
     assert chip.get_attribute("title").startswith("the last 9 candles before the forecast stand still")
     for coin, count in (("BTC", 1), ("ETH", 0)):
@@ -305,7 +286,7 @@ def test_coins_candle_lengths_and_old_links_lead_to_series(open_page, filled):
     assert re.search(r"0\.0000\d{5}", page.locator(".last").inner_text())
     assert page.locator(".segments [aria-current]").inner_text() == "15m"
     page.get_by_role("link", name="‹ Overview").click()
-    expect(page.locator(".tile")).to_have_count(3)
+    expect(page.locator(ROWS)).to_have_count(3)
     page.evaluate("location.hash = '#/series/NOTUSDT/1h/spot'")
     expect(page.locator(".problem")).to_contain_text("The coin NOTUSDT is unknown")
     expect(page.locator(".problem")).to_contain_text("only BTCUSDT, ETHUSDT, PEPEUSDT")
@@ -430,16 +411,16 @@ def test_a_real_training_is_seen_at_work_and_its_progress_grows_by_itself(open_p
 
 def test_markets_are_never_mixed_on_the_page(open_page, mixed):
     page = open_page(mixed)
-    expect(page.locator(".tile")).to_have_count(3)
+    expect(page.locator(ROWS)).to_have_count(3)
     assert page.locator(".chip.sim").count() == 0
 
     page.get_by_label("Market", exact=True).select_option("sim")
 
-    expect(page.locator(".tile")).to_have_count(1)
-    assert page.locator(".tile .chip.sim").count() == 1
+    expect(page.locator(ROWS)).to_have_count(1)
+    assert page.locator(f"{ROWS} .chip.sim").count() == 1
     assert "generated these prices" in page.locator(".notice").inner_text()
     expect(page.locator(".problem")).to_have_count(0)  # simulated prices are never stale
-    page.locator(".tile a").click()
+    page.locator(f"{ROWS} a").click()
     expect(page.locator("#title")).to_contain_text("BTCUSDT (simulated market) · 1h")
     expect(page.locator(".finding")).to_contain_text("a demonstration only")
     assert "`" not in page.locator("main").inner_text()
@@ -452,7 +433,7 @@ def test_markets_are_never_mixed_on_the_page(open_page, mixed):
     assert "simulated" in download.value.suggested_filename
 
     page.get_by_label("Market", exact=True).select_option("um")
-    expect(page.locator(".tile")).to_have_count(1)
+    expect(page.locator(ROWS)).to_have_count(1)
     assert page.locator(".chip.sim").count() == 0
 
 
@@ -496,12 +477,12 @@ def test_what_is_new_appears_and_the_view_stays(open_page, tmp_path):
     come_back(page)
     expect(told).to_contain_text("of 17")
     page.keyboard.press("1")
-    expect(page.locator(".tile")).to_have_count(1)
+    expect(page.locator(ROWS)).to_have_count(1)
 
 
 def test_a_hidden_tab_asks_nothing_and_a_gone_service_is_named(open_page, filled):
     page = open_page(filled)
-    page.wait_for_selector(".tile")
+    page.wait_for_selector(ROWS)
     asked = []
     page.on("request", lambda r: asked.append(r.url) if r.url.endswith("/api/changes") else None)
 
@@ -523,7 +504,7 @@ def test_the_page_asks_every_ten_seconds(open_page, filled):
     page = open_page(filled, "/docs")
     page.clock.install()
     page.goto(page.url.replace("/docs", "/"))
-    page.wait_for_selector(".tile")
+    page.wait_for_selector(ROWS)
 
     with page.expect_request("**/api/changes"):
         page.clock.fast_forward(10_500)
@@ -549,7 +530,7 @@ def test_the_theme_is_chosen_remembered_and_drawn(open_page, filled):
 
 def test_keys_are_listed_and_can_be_switched_off(open_page, filled):
     page = open_page(filled)
-    page.wait_for_selector(".tile")
+    page.wait_for_selector(ROWS)
     for key, hash_ in (("2", "#/models"), ("3", "#/runs"), ("1", "#/")):
         page.keyboard.press(key)
         until(page, f"location.hash === '{hash_}'")
@@ -571,7 +552,7 @@ def test_keys_are_listed_and_can_be_switched_off(open_page, filled):
     expect(page.get_by_role("dialog")).to_be_hidden()
 
     page.reload()
-    page.wait_for_selector(".tile")
+    page.wait_for_selector(ROWS)
     page.keyboard.press("Tab")
     assert page.locator(":focus").inner_text() == "Skip to the content"
     page.keyboard.press("Enter")

@@ -7,7 +7,7 @@ from tests.tools.browser import axe_findings, needs_browser
 pytestmark = [pytest.mark.slow, needs_browser]
 
 VIEWS = {
-    "#/": ".tile",
+    "#/": ".series tbody tr",
     "#/series/BTCUSDT/1h/spot": "#chart path.box",
     "#/models": "#compare tbody tr",
     "#/runs": "#newest-runs tbody tr",

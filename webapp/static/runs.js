@@ -4,14 +4,14 @@ import { get } from "./api.js";
 import { card, downloads, h, marked, sentence } from "./dom.js";
 import { asOf, count, dayAndTime, duration, known, number } from "./format.js";
 import { table } from "./table.js";
-import { atWork, simulatedChip } from "./words.js";
+import { atWork, marketChip } from "./words.js";
 
 export async function open(root) {
   const now = h("div"), list = h("div");
 
   async function load() {
     const found = await get("/api/runs");
-    now.replaceChildren(...(found.trainings.length ? found.trainings.map(training) : [h("p", { class: "note" }, noTraining(found.runs))]));
+    now.replaceChildren(...(found.trainings.length ? found.trainings.map(training) : [h("p", { class: "note" }, noTraining(found))]));
     list.replaceChildren(...(found.runs.length && found.note ? [h("p", { class: "notice" }, sentence(found.note))] : []),
       found.runs.length ? table({ caption: "The newest runs", columns: COLUMNS, rows: found.runs, cards: true })
       : h("p", { class: "note" }, sentence(found.note || "no run is stored yet; `cpb train-all` makes one")));
@@ -30,8 +30,9 @@ export async function open(root) {
 }
 
 // An active run without a training fetches candles, judges or forecasts.
-function noTraining(runs) {
+function noTraining({ runs, active }) {
   const now = atWork(runs);
+  if (!now.length && active) return "No fleet is being trained on this machine now; a run is active before or after training, such as a backtest, which is not among the runs below.";
   if (!now.length) return "No training is active on this machine.";
   return `No fleet is being trained on this machine now; ${count(now.length, "run")} ${now.length === 1 ? "is" : "are"} active before or after training `
     + `(fetching candles, judging, forecasting), or on another machine: ${now.map((r) => r.name).join("; ")}.`;
@@ -44,12 +45,12 @@ function training(t) {
   const facts = [known(t.epoch) ? `epoch ${t.epoch} of at most ${t.epochs}` : "no epoch has ended yet", known(t.train_loss) && `training loss ${t.train_loss.toFixed(4)}`,
     known(t.val_loss) && `validation loss ${t.val_loss.toFixed(4)}`, known(t.windows_per_s) && `${number(t.windows_per_s)} windows/s`,
     known(t.eta_seconds) && `about ${duration(t.eta_seconds)} of training left`, `on ${t.device}`, `since ${dayAndTime(t.since)}`].filter(Boolean);
-  return h("div", { class: "training" }, h("h3", {}, name, " ", simulatedChip(t.market)),
+  return h("div", { class: "training" }, h("h3", {}, name, " ", marketChip(t.market)),
     h("progress", { max: "1", value: share === null ? null : share, "aria-label": `progress of ${name}` }), h("p", { class: "note" }, facts.join(" · ")));
 }
 
 const COLUMNS = [
-  { key: "name", label: "run", text: true, kind: () => "wide", cell: (r) => [r.name, " ", simulatedChip(r.market)] },
+  { key: "name", label: "run", text: true, kind: () => "wide", cell: (r) => [r.name, " ", marketChip(r.market)] },
   { key: "status", label: "state", text: true, cell: (r) => r.outcome || r.status.toLowerCase() },
   { key: "start", label: "started (UTC)", text: true, cell: (r) => dayAndTime(r.started_at) },
   { key: "took", label: "took", cell: (r) => (r.ended_at ? duration((Date.parse(r.ended_at) - Date.parse(r.started_at)) / 1000) : "–") },

@@ -34,6 +34,11 @@ export function simulatedChip(market) {
   return market === "sim" ? chip("simulated", "sim", SIMULATED) : null;
 }
 
+// Which market something is of, where that is not spot.
+export function marketChip(market) {
+  return market === "spot" ? null : simulatedChip(market) || chip(MARKETS[market] || market);
+}
+
 // The runs of the flow that have not ended.
 export function atWork(runs) {
   return runs.filter((r) => r.status === "RUNNING");
