@@ -3,29 +3,22 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prefect.client.schemas.objects import State
-from prefect.states import Completed
-
 from flows.console import echo
-from flows.prefect import NOT_YET, as_flow
 from flows.run import Partial, flow_run
 from schemas.coins import coins_label
-from schemas.errors import EXIT_COMPLETE, CpbError, counted
+from schemas.errors import CpbError, counted
 from schemas.failure import Failure
 from schemas.forecasting import ForecastSpec
 from schemas.handover import ForecastBatch
 from schemas.home import home_folder
 from schemas.identity import SeriesId
 from schemas.ledger import Score
-from schemas.scope import Scope
-from tasks.forecasting.months import latest, series_with_forecasts, standing_note
+from tasks.forecasting.months import latest, standing_note
 from tasks.forecasting.price_chances import chances_of
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.staleness import find_stale
-from tasks.hub.packaged import serving
 from tasks.running.progress import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
-from tasks.tracking.experiment import NO_STORE
 
 STALE = "stale"
 """Code of the failure of a series whose candles or forecast are too old: a problem, but no step has failed."""
@@ -138,31 +131,3 @@ def _lines(
         else f"{number} as stored before"
     )
     yield f"{new}; {counted(scored.rows, 'older row')} scored"
-
-
-def _is_untrained(scope: Scope) -> bool:
-    """Whether no series of the scope has a champion or ever had a forecast; a lost champion is an error."""
-    if any(map(scope.selects, series_with_forecasts(home_folder(), scope.market))):
-        return False
-    try:
-        packaged, failures = serving(home_folder(), scope.market)
-    except CpbError as error:
-        if error.code != NO_STORE:
-            raise
-        return True
-    series = [*(model.series for model in packaged), *(f.series for f in failures if f.series)]
-    return not any(map(scope.selects, series))
-
-
-@as_flow("forecast", ForecastSpec, lambda spec: spec.scope.title)
-def forecast_flow(spec: ForecastSpec) -> State:
-    """Forecast with every champion of the scope from the newest candles; does nothing before the first training."""
-    if _is_untrained(spec.scope):
-        return Completed(
-            name=NOT_YET,
-            message="no champions yet: the first run of train-all creates them",
-            data={"exit": EXIT_COMPLETE},
-        )
-    result = run_forecast(spec)
-    counts = {name: value for name, value in result.items() if name not in ("rows", "models")}
-    return Completed(name="Partial" if result["exit"] else "Completed", data=counts)

@@ -1,10 +1,10 @@
 """The packaged folder follows the registry: the champions that forecast are those with the alias, with intact files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cpbmodels.fleet.config import WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
@@ -12,18 +12,22 @@ from schemas.failure import Failure
 from schemas.identity import SPOT, SeriesId, tree_of
 from tasks.hub.tree import build_tree, read_sums
 from tasks.storage.folders import recover_folder
-from tasks.storage.home_version import OTHER_VERSION
+from tasks.storage.home_version import OTHER_VERSION, check_home
 from tasks.storage.packaged import PackagedModel, packaged_models
 from tasks.storage.records import digest_fault, file_digest
-from tasks.tracking.champions import champions, lost_champions, registered
+from tasks.tracking.champions import (
+    Champion,
+    Registered,
+    champions,
+    lost_champions,
+    model_folder,
+    read_registered,
+)
 from tasks.tracking.experiment import Store
-from tasks.tracking.registry import ALIAS, full_name, versions_with_alias
+from tasks.tracking.registry_copy import read_registry
 from tasks.tracking.store import OTHER, not_registered, open_store
 from tasks.tracking.store_errors import store_errors
 from tasks.tracking.tags import weights_of
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 
 def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]]:
@@ -40,16 +44,16 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
     recover_folder(tree_of(home, "hub", market))
     try:
         with store_errors():
-            store = open_store(create=False)
-            versions = versions_with_alias(store, ALIAS)
-            versions = {s: version for s, version in versions.items() if s.market == market}
-            wanted = registered_weights(store, versions)
+            check_home(home)
+            registry = read_registry(partial(open_store, create=False))
+            registered = [champion for champion in registry.champions if champion.series.market == market]
+            wanted = registered_weights(registry.uri, registered)
             if not wanted:
                 return [], []
             if not _is_current(home, market, wanted):
                 _, failures = package(home, market)
             else:
-                lost = lost_champions(store, versions)
+                lost = lost_champions(registered)
                 failures = [Failure.of(SeriesId.parse(error.field), "forecast", error) for error in lost]
     except (CpbError, OSError) as error:
         # A forecast an hour is worth more than the newest champion: what is packaged goes on, unless it may
@@ -65,22 +69,23 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
     return packaged_models(home, market), failures
 
 
-def registered_weights(
-    store: Store, versions: "Mapping[SeriesId, ModelVersion]"
-) -> dict[SeriesId, tuple[str, str]]:
-    """Return the version of each series' champion, as stored with forecasts, and the sha256 of its weights."""
+def registered_weights(uri: str, registered: Iterable[Registered]) -> dict[SeriesId, tuple[str, str]]:
+    """Return the version of each series' champion, as stored with forecasts, and the sha256 of its weights.
+
+    Args:
+        uri: the store's.
+    """
     return {
-        series: (full_name(version), weights_of(version.tags) or _weights_of_files(store, series, version))
-        for series, version in versions.items()
+        version.series: (version.full_name, weights_of(version.tags) or _weights_of_files(uri, version))
+        for version in registered
     }
 
 
-def _weights_of_files(store: Store, series: SeriesId, version: "ModelVersion") -> str:
+def _weights_of_files(uri: str, version: Registered) -> str:
     """Return the sha256 of the weights of a version that a person registered; "" if they cannot be read."""
     # Such a version records no digests: the file itself has to say.
-    champion = registered(store, series, str(version.version))
     with suppress(OSError):
-        return champion.digests.get(WEIGHTS) or file_digest(champion.folder / WEIGHTS) if champion else ""
+        return file_digest(model_folder(uri, version)[0] / WEIGHTS)
     return ""
 
 
@@ -103,14 +108,16 @@ def registry_differences(home: Path, market: str, store: Store) -> Iterator[Diff
     packaged = {model.series: model for model in packaged_models(home, market)}
     if not packaged:
         return
-    versions = {s: v for s, v in versions_with_alias(store, ALIAS).items() if s.market == market}
-    wanted, lost = registered_weights(store, versions), not_registered(store, home, (market,))
+    registered = {version.series: version for version in read_registered(store, market=market)}
+    wanted = registered_weights(store.uri, registered.values())
+    lost = not_registered(store, home, (market,))
     for series in sorted(packaged.keys() | wanted.keys()):
         model, (version, weights) = packaged.get(series), wanted.get(series, ("", ""))
         # Not packaged, though it serves: unless it is damaged, which is reported with its files.
         if model is None:
-            champion = registered(store, series, str(versions[series].version))
-            if champion is None or champion.damage:  # told where files are checked, and never packaged
+            if Champion.of(
+                store.uri, registered[series]
+            ).damage:  # told where files are checked, never packaged
                 continue
             reason = f"the champion {version} is not packaged"
         elif not model.model_version or (model.model_version, model.weights_sha256) == (version, weights):

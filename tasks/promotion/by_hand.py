@@ -9,10 +9,11 @@ from schemas.identity import SIM, SeriesId
 from tasks.judging.gate import GateDecision
 from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import decided, promote_version, promotion_lock
-from tasks.tracking.champions import Champion, champions, registered
-from tasks.tracking.decisions import decision_in, keep_decision, newest_decisions
+from tasks.tracking.champions import Champion, registered
+from tasks.tracking.decisions import decision_in, keep_decision
 from tasks.tracking.experiment import Store
 from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, versions_of
+from tasks.tracking.registry_copy import read_registry
 from tasks.tracking.store import open_store, read_store
 
 
@@ -31,13 +32,16 @@ def served(market: str | None = None) -> list[Served]:
     Raises:
         CpbError: there is no store yet.
     """
-    store = read_store()
-    newest = newest_decisions(store)
-    serving = champions(store, market=market)
+    registry = read_registry(read_store)
+    newest = {decision.series: decision for decision in registry.decisions}
+    serving = [version for version in registry.champions if market in (None, version.series.market)]
     if market is None:
         # Simulated champions among real ones would be taken for real ones.
-        serving = [champion for champion in serving if champion.series.market != SIM] or serving
-    return [Served(champion, newest.get(champion.series), decision_in(champion.tags)) for champion in serving]
+        serving = [version for version in serving if version.series.market != SIM] or serving
+    return [
+        Served(Champion.of(registry.uri, version), newest.get(version.series), decision_in(version.tags))
+        for version in serving
+    ]
 
 
 def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> Decision:

@@ -18,7 +18,6 @@ import cpbmodels
 from cpbmodels.data.cross_section import CrossSection
 from cpbmodels.data.series import Series, instant
 from cpbmodels.data.wide import NO_MARKET
-from cpbmodels.fleet.predict import predict_each
 from schemas.decision import Compared
 from schemas.errors import DamagedError
 from schemas.handover import Judgement, SeriesRecord
@@ -124,7 +123,7 @@ def compare(candidate: Losses, incumbent: Losses, *, horizon: int, step_us: int)
     return Compared(first=first, last=last, n=len(times), ratio=ratio, low=low, high=high)
 
 
-def _origins(series: Series, model: cpbmodels.Member, candidate: GateModel) -> NDArray[np.int64]:
+def _origins(series: Series, model: "cpbmodels.Member", candidate: GateModel) -> NDArray[np.int64]:
     """Return the origins as judging selects them: within the candidate's test span, with all targets before its end."""
     assert series.times is not None
     assert candidate.tested_from is not None
@@ -136,7 +135,7 @@ def _origins(series: Series, model: cpbmodels.Member, candidate: GateModel) -> N
     return rows[(rows >= edges[0]) & (rows + model.horizon < edges[1])].astype(np.int64)
 
 
-def _losses(series: Series, forecast: cpbmodels.Prediction) -> Losses:
+def _losses(series: Series, forecast: "cpbmodels.Prediction") -> Losses:
     assert series.times is not None
     # Rounded like the forecasts that judging scored, so that a model compared with itself gives a ratio of 1.
     quantiles = forecast.quantiles.astype(np.float32).astype(np.float64)
@@ -176,6 +175,10 @@ class LossTable:
         Args:
             records: the features of all coins, for models that read what coins share.
         """
+        from cpbmodels.fleet.predict import (
+            predict_each,
+        )  # torch: commands that show champions import this module
+
         keys, models, all_series, origins = [], [], [], []
         for registered, candidate in wanted:
             features = candidate.judgement.features

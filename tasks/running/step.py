@@ -5,25 +5,18 @@ call, so a run without Prefect retries, waits and limits itself exactly as under
 """
 
 import logging
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import update_wrapper, wraps
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from functools import cached_property, update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 import tenacity
-from prefect import Task, task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import RunInput, State, TaskRunResult
-from prefect.context import FlowRunContext, TaskRunContext
-from prefect.states import Completed
-from prefect.task_engine import run_task_sync
-from prefect.utilities.annotations import quote
-from prefect.utilities.callables import get_call_parameters
-from prefect.utilities.engine import get_state_for_result
 
-from schemas.failure import Failure
 from tasks.storage.interrupts import pause
-from tasks.storage.urls import without_credentials
+
+if TYPE_CHECKING:
+    from prefect import Task
 
 log = logging.getLogger("cpb")
 
@@ -32,8 +25,12 @@ R = TypeVar("R")
 
 RunName = str | Callable[[dict[str, Any]], str]
 
-_RESULTS = ("models", "series", "fleets", "members", "judgements", "rows")
-"""Fields of the records of `schemas.handover` that contain successful results."""
+
+def _is_in(kind: str) -> bool:
+    """Whether this is within a run of a Prefect flow (`FlowRunContext`) or task (`TaskRunContext`)."""
+    # Nothing runs in a library that is not loaded, and loading Prefect takes .7 s.
+    context = sys.modules.get("prefect.context")
+    return context is not None and getattr(context, kind).get() is not None
 
 
 @dataclass(frozen=True)
@@ -73,13 +70,15 @@ class Step(Generic[P, R]):
     ) -> None:
         self.name, self.workers = name, workers
         self.fn: Callable[P, R] = retry.around(fn, name) if retry else fn
-        # No Prefect cache and no Prefect retries: a step finds its finished work on disk by digest, which also works
-        # without a server and after kill -9.
-        named: Any = run_name or None
-        self.task: Task[..., Any] = task(
-            name=name, task_run_name=named, cache_policy=NO_CACHE, persist_result=False
-        )(_showing_failures(self.fn))
+        self._run_name = run_name
         update_wrapper(self, fn)
+
+    @cached_property
+    def task(self) -> "Task[..., Any]":
+        """The step as a Prefect task."""
+        from tasks.running.task_run import task_of
+
+        return task_of(self.fn, self.name, self._run_name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the step."""
@@ -93,62 +92,21 @@ class Step(Generic[P, R]):
         """
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if FlowRunContext.get() is None:
+            if not _is_in("FlowRunContext"):
                 return self.fn(*args, **kwargs)
-            # Quoted, because Prefect would look for results in every record below an argument, which takes long and
-            # draws an arrow from all that ever led to it.
-            given = get_call_parameters(self.fn, args, kwargs)
-            made_by = _made_by([*results, *given.values()])
-            result: Any = run_task_sync(
-                self.task,
-                parameters={name: quote(value) for name, value in given.items()},
-                dependencies=dict.fromkeys([*given][:1], made_by),  # by parameter: the picture shows none
-            )
-            # A task whose function returns a state of its own (`_showing_failures`) is answered with that state.
-            return cast(R, result.result() if isinstance(result, State) else result)
+            from tasks.running.task_run import run_task
+
+            return cast(R, run_task(self.task, self.fn, results, args, kwargs))
 
         return call
 
 
 def took(*results: object) -> None:
     """Draw an arrow from the task runs of these results to the running one, to which they came while it ran."""
-    running = TaskRunContext.get()
-    if running is not None:
-        # Prefect's server takes the inputs of a task run from each of its events, so also from that of its end.
-        inputs: dict[str, Any] = running.task_run.task_inputs
-        inputs["took"] = [*inputs.get("took", ()), *_made_by(results)]
+    if _is_in("TaskRunContext"):
+        from tasks.running.task_run import add_inputs
 
-
-def _made_by(values: Iterable[object]) -> set[RunInput]:
-    """Return the task runs that have made these values, or elements of them."""
-    parts = [
-        part for value in values for part in (value, *(value if isinstance(value, list | tuple) else ()))
-    ]
-    states = [found[0] for part in parts if (found := get_state_for_result(part))]
-    ids = {state.state_details.task_run_id for state in states}  # a result and its parts have one state
-    return {TaskRunResult(id=id_) for id_ in ids if id_}
-
-
-def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
-    """Return the function with a result that has failures wrapped in a state, whose name Prefect's page shows.
-
-    The state's type is Completed all the same: the task has done its work, and for a state of type Failed Prefect
-    would log the whole value as an error.
-    """
-
-    @wraps(fn)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R | State[R]:
-        value = fn(*args, **kwargs)
-        failures = [value] if isinstance(value, Failure) else list(getattr(value, "failures", ()))
-        if not failures:
-            return value
-        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        reason = without_credentials(f"{failures[0].subject}: {failures[0].reason}{more}")
-        # Partial where something is left to go on with, Failed where nothing is: that is what a person looks for.
-        good = not isinstance(value, Failure) and any(getattr(value, name, None) for name in _RESULTS)
-        return Completed(name="Partial" if good else "Failed", message=reason, data=value)
-
-    return run
+        add_inputs(results)
 
 
 def step(

@@ -7,7 +7,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from schemas.base import Record
 from schemas.errors import CpbError, DamagedError
 from schemas.fleets import FleetSpec
 from schemas.home import home_folder
@@ -29,7 +30,6 @@ from tasks.tracking.registry import (
     METRICS_TAG,
     PREVIOUS,
     find_version,
-    full_name,
     series_of,
     versions_with_alias,
 )
@@ -84,6 +84,24 @@ class Champion:
     tags: dict[str, str] = field(default_factory=dict)
     damage: str = ""
     run_fault: str = ""
+
+    @classmethod
+    def of(cls, uri: str, version: "Registered") -> "Champion":
+        """Return a registered version of the store at `uri`, with its files looked at."""
+        folder, damage = model_folder(uri, version)
+        # Files may still be there, but nothing records them any more, and `mlflow gc` may take them.
+        if version.is_lost:
+            damage = f"{version.run_fault}; {damage}" if damage else version.run_fault
+        return cls(
+            series=version.series,
+            version=version.number,
+            run_id=version.run_id,
+            folder=folder,
+            metrics=version.metrics,
+            tags=version.tags,
+            damage=damage,
+            run_fault=version.run_fault,
+        )
 
     @property
     def name(self) -> str:
@@ -154,6 +172,58 @@ def champions(
         market: filter; default all.
         alias: the alias of the versions to return instead, as `PREVIOUS`.
     """
+    return [Champion.of(store.uri, version) for version in read_registered(store, alias, series, market)]
+
+
+class Registered(Record):
+    """A version of a series' registered model, as the registry and its run describe it.
+
+    `number`: of the version. `source`: where its files lie. `tags`: its own over those of its run. `run_fault` as in
+    `Champion`; `is_lost`: its run was deleted for good.
+    """
+
+    series: SeriesId
+    number: str
+    run_id: str
+    source: str
+    tags: dict[str, str]
+    metrics: dict[str, float]
+    run_fault: str
+    is_lost: bool
+
+    @classmethod
+    def of(cls, series: SeriesId, version: "ModelVersion", run: "Run | None") -> "Registered":
+        """Return a version as registered; `run` is None if it was deleted for good, as by `mlflow gc`."""
+        # The version's tags win over its run's: a person may have changed them since.
+        own = {k: v for k, v in version.tags.items() if k != METRICS_TAG}
+        return cls(
+            series=series,
+            number=str(version.version),
+            run_id=version.run_id or "",
+            source=version.source or "",
+            tags={**(run.data.tags if run else {}), **own},
+            metrics={**(run.data.metrics if run else {}), **_own_metrics(version)},
+            run_fault=_deleted_run(version, run),
+            is_lost=bool(version.run_id) and run is None,
+        )
+
+    @property
+    def full_name(self) -> str:
+        """Registered model and version, `cpb-BTCUSDT-1h/3`."""
+        return f"{self.series.registered}/{self.number}"
+
+
+def read_registered(
+    store: Store,
+    alias: str = ALIAS,
+    series: Collection[SeriesId] | None = None,
+    market: str | None = None,
+) -> list[Registered]:
+    """Return the versions with an alias as the store describes them; no file of theirs is read.
+
+    Args:
+        series, market: filters; default all.
+    """
     wanted = None if series is None else set(series)
     versions = {
         s: version
@@ -162,37 +232,15 @@ def champions(
     }
     # One search for all runs: MLflow takes 2 to 4 ms for each that is asked for alone.
     runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
-    return [_model(store, s, version, runs.get(version.run_id or "")) for s, version in versions.items()]
+    return [Registered.of(s, version, runs.get(version.run_id or "")) for s, version in versions.items()]
 
 
 def registered(store: Store, series: SeriesId, number: str) -> Champion | None:
     """Return a registered version of a series by number, champion or not; None if there is none."""
     version = find_version(store, series, number)
-    return _model(store, series, version, find_run(store, version.run_id)) if version else None
-
-
-def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | None") -> Champion:
-    """Return a version as a `Champion`; `run` is None if it was deleted for good, as by `mlflow gc`."""
-    # The version's tags win over its run's: a person may have changed them since.
-    tags = {
-        **(run.data.tags if run else {}),
-        **{k: v for k, v in version.tags.items() if k != METRICS_TAG},
-    }
-    folder, damage = model_folder(store, version, digests_of(tags))
-    run_fault = deleted_run(version, run)
-    # Files may still be there, but nothing records them any more, and `mlflow gc` may take them.
-    if version.run_id and run is None:
-        damage = f"{run_fault}; {damage}" if damage else run_fault
-    return Champion(
-        series=series,
-        version=str(version.version),
-        run_id=version.run_id or "",
-        folder=folder,
-        metrics={**(run.data.metrics if run else {}), **_own_metrics(version)},
-        tags=tags,
-        damage=damage,
-        run_fault=run_fault,
-    )
+    if version is None:
+        return None
+    return Champion.of(store.uri, Registered.of(series, version, find_run(store, version.run_id)))
 
 
 def _own_metrics(version: "ModelVersion") -> dict[str, float]:
@@ -205,7 +253,7 @@ def _own_metrics(version: "ModelVersion") -> dict[str, float]:
         return {}
 
 
-def deleted_run(version: "ModelVersion", run: "Run | None") -> str:
+def _deleted_run(version: "ModelVersion", run: "Run | None") -> str:
     """Return that the run of a version was deleted, and how; "" if it exists, or the version has none."""
     if run is None:
         return f"its run {version.run_id} was deleted for good from MLflow" if version.run_id else ""
@@ -217,18 +265,18 @@ def deleted_run(version: "ModelVersion", run: "Run | None") -> str:
     )
 
 
-def lost_champions(store: Store, versions: "Mapping[SeriesId, ModelVersion]") -> list[DamagedError]:
-    """Return an error for each version whose run was deleted for good, with its files in the store."""
-    runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
+def lost_champions(champions: Iterable[Registered]) -> list[DamagedError]:
+    """Return an error for each champion whose run was deleted for good, with its files in the store."""
     return [
         DamagedError.of(
-            series.name,
-            deleted_run(version, None),
-            f"the packaged copy goes on forecasting, and `{_training_command(series, version.tags)}` trains it again",
-            name=f"champion {full_name(version)}",
+            champion.series.name,
+            champion.run_fault,
+            "the packaged copy goes on forecasting, and "
+            f"`{_training_command(champion.series, champion.tags)}` trains it again",
+            name=f"champion {champion.full_name}",
         )
-        for series, version in versions.items()
-        if version.run_id and version.run_id not in runs
+        for champion in champions
+        if champion.is_lost
     ]
 
 
@@ -267,23 +315,27 @@ def undelete_command(store: Store, champion: Champion) -> str:
     return f"{mlflow} runs restore --run-id {champion.run_id}"
 
 
-def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:
+def model_folder(uri: str, version: Registered) -> tuple[Path, str]:
     """Return the folder of a registered model on this machine, and its damage ("" for none).
 
     From a tracking server it is fetched once per version, and again if the local copy is damaged.
+
+    Args:
+        uri: the store's.
     """
-    source = version.source or ""
-    if local := local_path(source):
+    digests = digests_of(version.tags)
+    if local := local_path(version.source):
         return local, damage_of(local, digests)
     # One folder a version, so that a copy is never of another version than its name says.
-    target = (home_folder() / COPIES / copy_name(version)).absolute()
+    name = copy_name(version.series.registered, version.number, version.run_id)
+    target = (home_folder() / COPIES / name).absolute()
     if target.is_dir() and not damage_of(target, digests):
         return target, ""
     import mlflow
 
     try:
-        with store_errors(store.uri), TemporaryDirectory() as part, new_folder(target) as draft:
-            fetched = mlflow.artifacts.download_artifacts(source, dst_path=part, tracking_uri=store.uri)
+        with store_errors(uri), TemporaryDirectory() as part, new_folder(target) as draft:
+            fetched = mlflow.artifacts.download_artifacts(version.source, dst_path=part, tracking_uri=uri)
             for file in Path(fetched).iterdir():
                 # Only what cpb logged: a server may hold any other file beside it.
                 if file.name in MODEL_FILES:
@@ -293,7 +345,7 @@ def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, s
     return target, damage_of(target, digests)
 
 
-def copy_name(version: "ModelVersion") -> str:
+def copy_name(name: str, number: str, run_id: str | None) -> str:
     """Return the name of a fetched version's folder below `COPIES`."""
     # With the run's id: another server may have a different model of the same name and number.
-    return f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
+    return f"{name}-{number}-{(run_id or '')[:12]}"

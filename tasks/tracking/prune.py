@@ -122,7 +122,7 @@ def delete_old(home: Path, *, dry_run: bool = True, nights: int = NIGHTS) -> Pru
     reconcile(store)
     with exclusive(store.uri):
         report = _delete_old(store, nights, dry_run=dry_run)
-        current = {copy_name(version) for version in all_versions(store)}
+        current = {copy_name(v.name, v.version, v.run_id) for v in all_versions(store)}
         for folder in (home / COPIES).absolute().glob("*/"):  # models that were fetched from a server
             if _COPY.fullmatch(folder.name) and folder.name not in current:
                 delete_files(folder, MODEL_FILES.__contains__)

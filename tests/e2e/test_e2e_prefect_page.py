@@ -94,7 +94,7 @@ def home(tmp_path, monkeypatch):
 
 
 def test_the_main_jobs_run_shows_the_whole_story(server, home):
-    from flows.forecast import forecast_flow
+    from flows.hourly import forecast_flow
     from flows.prefect import in_prefect
     from flows.train_all import train_all
     from schemas.forecasting import ForecastSpec

@@ -8,7 +8,7 @@ import pytest
 from prefect.states import Completed
 
 from flows.backtest import backtest
-from flows.forecast import forecast_flow
+from flows.hourly import forecast_flow
 from flows.prefect import as_flow, is_unexpected
 from flows.train_all import train_all
 from schemas.errors import CpbError, UsageError

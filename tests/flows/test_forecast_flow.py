@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from prefect.states import State
 
-from flows.forecast import _is_untrained, forecast_flow, run_forecast
+from flows.forecast import run_forecast
+from flows.hourly import _is_untrained, forecast_flow
 from flows.prefect import NOT_YET
 from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.failure import Failure
@@ -95,7 +96,7 @@ def test_the_scheduled_run_does_not_call_a_damaged_champion_untrained(monkeypatc
     failure = Failure(
         step="publish", reason="it is damaged", code="damaged", series=SeriesId("spot", "BTCUSDT", "1h")
     )
-    monkeypatch.setattr("flows.forecast.serving", lambda *_: ([], [failure]))
+    monkeypatch.setattr("flows.hourly.serving", lambda *_: ([], [failure]))
     assert not _is_untrained(ForecastSpec(**SCOPE).scope)
     assert _is_untrained(ForecastSpec(**SCOPE | {"coins": "ETH"}).scope)
 

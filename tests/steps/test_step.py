@@ -67,7 +67,7 @@ def test_a_call_is_a_task_run_within_a_flow_run_alone_also_from_its_threads(monk
         task_runs.append(parameters["name"].unquote())
         return len(task_runs)
 
-    monkeypatch.setattr("tasks.running.step.run_task_sync", task_run)
+    monkeypatch.setattr("tasks.running.task_run.run_task_sync", task_run)
     assert demo("before") == 1
     with FlowRunContext.model_construct():
         assert demo("within") == 1

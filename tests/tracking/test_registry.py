@@ -1,11 +1,13 @@
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from schemas.errors import DamagedError
+from schemas.identity import SeriesId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.champions import champions, model_folder
+from tasks.tracking.champions import Registered, champions, model_folder
 from tests.tools.registering import register_champion
 from tests.tools.tracked_members import fleet_of, log_member, member, series
 
@@ -142,23 +144,27 @@ def server(folder, tmp_path, monkeypatch):
     return fetched
 
 
-def remote(run_id="a" * 32):
-    return SimpleNamespace(name="cpb-BTCUSDT-1h", version="1", run_id=run_id, source="mlflow-artifacts:/1/x")
+def remote(run_id="a" * 32, digests=None):
+    source = "mlflow-artifacts:/1/x"
+    version = SimpleNamespace(
+        version="1", run_id=run_id, source=source, tags={"files": json.dumps(digests or {})}
+    )
+    return Registered.of(SeriesId("spot", "BTCUSDT", "1h"), version, None)
 
 
 def test_champions_of_two_servers_do_not_meet_in_the_cache(server):
     for uri, run_id in (("http://a", "a" * 32), ("http://b", "b" * 32), ("http://a", "a" * 32)):
-        folder, damage = model_folder(SimpleNamespace(uri=uri), remote(run_id), {})
+        folder, damage = model_folder(uri, remote(run_id))
         assert (folder / "metrics.json").read_text() == uri
         assert damage == ""
     assert server == ["http://a", "http://b"]
 
 
 def test_a_damaged_copy_of_a_servers_champion_is_fetched_again(server, folder):
-    store, digests = SimpleNamespace(uri="http://a"), file_digests(folder)
-    copied, _ = model_folder(store, remote(), digests)
+    version = remote(digests=file_digests(folder))
+    copied, _ = model_folder("http://a", version)
     break_weights(copied, "cut")
 
-    again, damage = model_folder(store, remote(), digests)
+    again, damage = model_folder("http://a", version)
 
     assert (again, damage, len(server)) == (copied, "", 2)
