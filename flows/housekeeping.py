@@ -1,9 +1,11 @@
-"""What a run of training leaves beside its models: `results.json`, pruned old data, its leaderboard on Prefect's page.
+"""What a run of training leaves beside its models: `results.json`, pruned old data, a copy of the registry, its
+leaderboard on Prefect's page.
 
 None of them fails a run: its models stand, and the run ends partial with the reason.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -16,8 +18,9 @@ from schemas.handover import FleetJudgement
 from schemas.run import RunSpec
 from tasks.tracking.leaderboard import read_board
 from tasks.tracking.prune import delete_old
+from tasks.tracking.registry_copy import read_registry
 from tasks.tracking.results import write_results
-from tasks.tracking.store import open_store
+from tasks.tracking.store import open_store, read_store
 from tasks.tracking.store_errors import store_errors
 from tasks.tracking.views import run_address
 
@@ -28,6 +31,12 @@ def leave_results(run: Run, spec: RunSpec, judged: Sequence[FleetJudgement]) -> 
         path, number = write_results(spec.scope.home, spec.market, open_store(), judged)
         run.results = str(path)
         run.report(f"results of {counted(number, 'model')} in {path}")
+
+
+def copy_registry() -> None:
+    """Leave the registry's copy in the home, so that the next forecast need not load MLflow; nothing else may write."""
+    with suppress(CpbError), store_errors():
+        read_registry(read_store)
 
 
 def prune_old(run: Run, home: Path) -> None:

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.housekeeping import leave_results, prune_old, show_board
+from flows.housekeeping import copy_registry, leave_results, prune_old, show_board
 from flows.phases import (
     check_records,
     ingest_scope,
@@ -52,6 +52,7 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo, *, waits_s: Sequence[
         archiver = Archiver(report)
         check_publishable(spec.market, spec.repo)
         until_reachable(run, lambda: _train_all(run, spec, archiver), waits_s)
+    copy_registry()
     return run
 
 

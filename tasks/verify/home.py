@@ -15,6 +15,7 @@ from tasks.storage.records import parse_record
 from tasks.storage.urls import public_url
 from tasks.tracking.database import database_damage
 from tasks.tracking.home_store import RECORD, TAKE, HomeStore, sqlite_path, tracking_uri
+from tasks.tracking.registry_copy import COPY, Registry
 from tasks.tracking.results import results_fault, results_path
 from tasks.verify.checks import Check, is_database
 
@@ -49,6 +50,12 @@ def store_record(home: Path) -> Iterator[Check]:
     """Yield the record that says which MLflow store is the home's."""
     if (path := home / RECORD).exists():
         yield path, partial(parse_record, path, HomeStore), TAKE
+
+
+def registry_copy(home: Path) -> Iterator[Check]:
+    """Yield the copy of what the registry says of the champions."""
+    if (path := home / COPY).exists():
+        yield path, partial(parse_record, path, Registry), "cpb champions"
 
 
 def mlflow_database(_home: Path) -> Iterator[Check]:

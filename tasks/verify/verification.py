@@ -16,7 +16,15 @@ from tasks.storage.packaged import packaged_models
 from tasks.tracking.experiment import NO_STORE
 from tasks.verify.checks import Check, damage_at, unexpected
 from tasks.verify.computed import candles, features, fleets
-from tasks.verify.home import home_version, mlflow_database, results, store_record, table_readings, unseen
+from tasks.verify.home import (
+    home_version,
+    mlflow_database,
+    registry_copy,
+    results,
+    store_record,
+    table_readings,
+    unseen,
+)
 from tasks.verify.models import champion_files, packaged_behind, packaged_differences, published
 from tasks.verify.record import forecasts, ledger_records, published_record
 
@@ -87,6 +95,7 @@ def _sentence(error: BaseException) -> str:
 SHARED_KINDS: dict[str, Callable[[Path], Iterator[Check]]] = {
     "version of the home": home_version,
     "record of the home's store": store_record,
+    "copy of the registry": registry_copy,
     "MLflow store": mlflow_database,
 }
 """The kinds of files that all markets share."""

@@ -1,7 +1,6 @@
 """`cpb champions` and `cpb promote` as people call them."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -14,6 +13,7 @@ from tasks.storage.wheel import Wheel
 from tasks.tracking.champions import champions
 from tasks.tracking.decisions import decisions_on
 from tasks.tracking.registry import register
+from tasks.tracking.registry_copy import read_registry
 from tasks.tracking.store import open_store
 from tests.tools.promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
 from webapp import all_series, runs, store_cache
@@ -68,16 +68,12 @@ def test_a_misspelt_coin_is_named_with_the_champions_that_there_are(cpb):
 
 def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(cpb, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    simulated = champions(open_store())
-    real = [
-        replace(champion, series=SeriesId("spot", champion.series.symbol, champion.series.timeframe))
-        for champion in simulated[:1]
-    ]
-
-    def both(store, market=None):
-        return [champion for champion in [*simulated, *real] if market in (None, champion.series.market)]
-
-    monkeypatch.setattr(by_hand, "champions", both)
+    registry = read_registry(open_store)
+    simulated = registry.champions[0]
+    series = SeriesId("spot", simulated.series.symbol, simulated.series.timeframe)
+    real = simulated.model_copy(update={"series": series})
+    both = registry.model_copy(update={"champions": (*registry.champions, real)})
+    monkeypatch.setattr(by_hand, "read_registry", lambda opened: both)
     assert [row["market"] for row in cpb("champions", "--json")[1]["champions"]] == ["spot"]
     shown = cpb("champions", "--market", "sim", "--json")[1]["champions"]
     assert [(row["market"], row["simulated"]) for row in shown] == [("sim", True)] * 2
