@@ -60,10 +60,16 @@ def serve(
             echo(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
 
     from flows.ops.listeners import PAGE
+    from flows.ops.ports import is_loopback
     from flows.ops.serve import run_server
     from tasks.storage.home_version import checked_home
     from webapp.app import create_app
 
+    if not is_loopback(host):
+        echo(
+            f"warning: everybody who reaches port {port} of {host} can read the page and its JSON, which ask for no "
+            "password and are sent unencrypted; leave --host out, or put a proxy with both before it"
+        )
     # The option replaces the variable also when it is empty: so a shell can take the names away.
     names = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
     run_server(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=_names(names))

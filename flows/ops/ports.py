@@ -10,11 +10,36 @@ refused.
 import errno
 import os
 import socket
+from ipaddress import ip_address
 
 from schemas.errors import CpbError
 
 TAKEN = "port-taken"
 """Code of the error about a port that another program has."""
+
+
+EVERY_ADDRESS = {"0.0.0.0": ("192.0.2.1", "127.0.0.1"), "::": ("2001:db8::1", "::1")}
+"""Host that means every address of this machine -> an address of documentation, to which there is a route; loopback."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on this host is reached by this machine alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def network_address(every: str) -> str:
+    """Return this machine's address in its network, for a host of `EVERY_ADDRESS`; loopback without a network."""
+    outside, loopback = EVERY_ADDRESS[every]
+    with socket.socket(_family(every), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((outside, 9))  # chooses the address, and sends nothing
+        except OSError:
+            return loopback
+        address: str = probe.getsockname()[0]
+        return address
 
 
 def check_port(host: str, port: int) -> None:
@@ -76,7 +101,11 @@ def hold(port: int, host: str = "127.0.0.1") -> socket.socket:
 
 
 def _socket(host: str) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    return socket.socket(_family(host))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _refused(host: str, port: int, error: OSError) -> CpbError:

@@ -18,7 +18,7 @@ from flows.ops.guard import Guard
 from flows.ops.half_sent import HalfSentEnds
 from flows.ops.listeners import LISTENERS, Listener
 from flows.ops.logs import log_once_per_minute
-from flows.ops.ports import bind_shared, check_port
+from flows.ops.ports import EVERY_ADDRESS, bind_shared, check_port, network_address
 from schemas.errors import CpbError
 
 if TYPE_CHECKING:
@@ -127,6 +127,6 @@ def _end_as_by_ctrl_c() -> None:
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the URL at which this machine reaches a server that listens on this host and port."""
-    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    """Return the URL at which a server on this host and port is reached; of all addresses the one in the network."""
+    name = network_address(host) if host in EVERY_ADDRESS else host
     return f"http://{f'[{name}]' if ':' in name else name}:{port}"

@@ -7,8 +7,9 @@ import urllib.request
 import pytest
 import uvicorn
 
+from flows.cli.serve import serve
 from flows.ops.listeners import PAGE
-from flows.ops.serve import _Server, run_server
+from flows.ops.serve import _Server, run_server, url_of
 from schemas.errors import CpbError
 from tests.tools.ports import free_port
 
@@ -35,6 +36,40 @@ def test_it_can_be_asked_when_it_says_so():
     server = _Server(uvicorn.Config(app, port=0, lifespan="off", log_level="critical"), ready)
     server.run()
     assert answered == [204]
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "192.168.1.5", "example.org")),
+    ],
+)
+def test_whoever_listens_beyond_this_machine_is_warned_in_one_sentence(host, alone, monkeypatch, capsys):
+    monkeypatch.setattr("flows.ops.serve.run_server", lambda *given, **_: given[4]("http://URL"))
+    serve(host, 8000)
+    *warning, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("forecasts at http://URL")
+    assert (warning == []) == alone
+    for sentence in warning:
+        assert sentence.startswith(f"warning: everybody who reaches port 8000 of {host} can read the page")
+
+
+@pytest.mark.parametrize(("host", "url"), [("10.1.2.3", "10.1.2.3"), ("::1", "[::1]"), ("name", "name")])
+def test_the_address_of_a_host(host, url):
+    assert url_of(host, 80) == f"http://{url}:80"
+
+
+def test_the_address_of_every_host_is_that_in_the_network_else_loopback(monkeypatch):
+    monkeypatch.setattr("socket.socket.getsockname", lambda probe: ("10.1.2.3", 1))
+    monkeypatch.setattr("socket.socket.connect", lambda probe, address: None)
+    assert url_of("0.0.0.0", 80) == "http://10.1.2.3:80"
+
+    def without_a_network(probe, address):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr("socket.socket.connect", without_a_network)
+    assert (url_of("0.0.0.0", 80), url_of("::", 80)) == ("http://127.0.0.1:80", "http://[::1]:80")
 
 
 def test_a_host_without_an_address_is_what_must_be_changed(monkeypatch):
