@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli.completion import completing
 from flows.cli.ending import Answer, answered
 from flows.cli.options import cli_options
 from flows.console import Column, echo, finding, interval, print_table, quiet_libraries, show
@@ -231,8 +232,18 @@ def champions(
 @cli_options(ScopeSpec, only=("market",))
 def promote(
     spec: ScopeSpec,
-    coin: Annotated[str, typer.Argument(metavar="COIN", help="BTCUSDT, or BTC")],
-    timeframe: Annotated[str, typer.Argument(metavar="TIMEFRAME", help="a Binance interval, as in 1h")],
+    coin: Annotated[
+        str,
+        typer.Argument(metavar="COIN", help="BTCUSDT, or BTC", autocompletion=completing("coins")),
+    ],
+    timeframe: Annotated[
+        str,
+        typer.Argument(
+            metavar="TIMEFRAME",
+            help="a Binance interval, as in 1h",
+            autocompletion=completing("timeframes"),
+        ),
+    ],
     version: Annotated[str, typer.Option(metavar="N", help="a registered version, or previous")],
     force: Annotated[str, typer.Option(metavar="REASON", help="the reason, stored with the decision")],
 ) -> Answer:

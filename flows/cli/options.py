@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand, TyperOption
 
 from cpbmodels.arch.options import ALIASES, CHOICES, SWITCHES, Preset
+from flows.cli.completion import completing
 from flows.progress import shown_progress
 from schemas.base import Spec, parse_value
 from schemas.errors import UsageError
@@ -282,9 +283,11 @@ def _typed(values: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     names = [f"--{_dashed(name)}", *([ALSO[name]] if name in ALSO else [])]
     kinds = {field.annotation, *get_args(field.annotation)}
+    choices = [text for kind in kinds for text in (kind, *get_args(kind)) if isinstance(text, str)]
     option = typer.Option(
         *names,
         help=field.description,
+        autocompletion=completing(name, choices),
         metavar="<int>" if int in kinds else None,
         rich_help_panel=_PANEL_OF.get(name),
     )
@@ -296,7 +299,10 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _argument(name: str) -> inspect.Parameter:
-    argument = typer.Argument(help=_POSITIONAL[name][1], metavar=name.upper(), show_default=False)
+    field, about = _POSITIONAL[name]
+    argument = typer.Argument(
+        help=about, metavar=name.upper(), show_default=False, autocompletion=completing(field)
+    )
     return _keyword(name, Annotated[str | None, argument], None)
 
 

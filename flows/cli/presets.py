@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from cpbmodels.arch.options import ALIASES, CHOICES, MAX_FEATURES, MAX_MEMBERS, RANGES, SWITCHES
+from flows.cli.completion import completing
 from flows.cli.ending import Answer, answered
 from flows.cli.options import BY_SET
 from flows.console import Column, echo, print_table, show
@@ -29,16 +30,29 @@ _LISTED = 4  # names of a list that a cell of the table holds
 @answered
 def presets(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="a preset, or your own file (NAME.toml)")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="a preset, or your own file (NAME.toml)",
+            autocompletion=completing("preset"),
+        ),
     ] = None,
     architectures: Annotated[
         str | None,
         typer.Option(
-            "--architectures", "--arch", help="as in gru,har; default: those that the preset trains"
+            "--architectures",
+            "--arch",
+            help="as in gru,har; default: those that the preset trains",
+            autocompletion=completing("architectures"),
         ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", help=RunSpec.model_fields["profile"].description)
+        str | None,
+        typer.Option(
+            "--profile",
+            help=RunSpec.model_fields["profile"].description,
+            autocompletion=completing("profile"),
+        ),
     ] = None,
 ) -> Answer:
     """List the presets, or show every option of one: its value, what is allowed, what differs from the built-in value.
