@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +21,7 @@ from tasks.storage.model_folder import METRICS, read_config
 from tasks.storage.recipes import options_read
 from tasks.storage.sealed import sealed_files
 from tasks.storage.urls import public_url
-from tasks.tracking.metrics import SKILL
+from tasks.tracking.metrics import SKILL, with_system
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import (
     COMPLETE,
@@ -96,7 +96,7 @@ def log_fleet(
         ids = log_members(run.run_id, [*good, *failed])
         pooled = _named(job, _pooled(score.pools)) | {"train_seconds": sum(r.train_seconds for r in results)}
         # A run that was complete has its epochs: logged twice, a curve in MLflow would have two points a step.
-        epochs = [] if run.finished else [epoch for result in results for epoch in result.epochs]
+        epochs = [] if run.finished else [*_epochs(results)]
         log_metrics(run.run_id, pooled, history=epochs)
         verdict = "; ".join(pool.verdict for pool in score.pools) or None
         outcome = (PARTIAL if failures else COMPLETE) if good else FAILED
@@ -122,6 +122,14 @@ def log_fleet(
         judgements=tuple(judgements),
         failures=tuple(score.failures),
     )
+
+
+def _epochs(results: Sequence[ShardResult]) -> Iterator[dict[str, float]]:
+    """Yield the metrics of each epoch of each shard; a fleet's GPUs are numbered in the order of their UUIDs."""
+    devices = [result.work.device if result.work else "" for result in results]
+    gpus = sorted({*devices} - {""})
+    for result, device in zip(results, devices, strict=True):
+        yield from (with_system(epoch, gpus.index(device) if device else 0) for epoch in result.epochs)
 
 
 def _is_lacked(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> bool:

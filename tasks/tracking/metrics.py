@@ -79,7 +79,19 @@ OF_EPOCHS = {
     "gpu_util": "time in which a kernel ran, %",
     "gpu_power_w": "power of the GPU, W",
 }
-"""Of a fleet's run, with the epoch as step; those of a GPU only where a GPU trains."""
+"""Of a fleet's run, with the epoch as step; those of a GPU only where a GPU trains. Each of `SYSTEM` is there twice."""
+
+_MEGABYTES = 2**20 / 1e6
+"""MLflow counts megabytes of 1e6 bytes; the trainer's, like nvidia-smi's, have 2^20."""
+
+SYSTEM = {
+    "cpu_util": ("system/cpu_utilization_percentage", 1.0),
+    "rss_mb": ("system/system_memory_usage_megabytes", _MEGABYTES),
+    "gpu_util": ("system/gpu_{gpu}_utilization_percentage", 1.0),
+    "gpu_mem_reserved_mb": ("system/gpu_{gpu}_memory_usage_megabytes", _MEGABYTES),
+    "gpu_power_w": ("system/gpu_{gpu}_power_usage_watts", 1.0),
+}
+"""Metric per epoch -> its name on MLflow's page "System metrics" and the factor to MLflow's unit."""
 
 OF_MEMBERS = {
     RATIO: "CRPS / random walk's: below 1 is better",
@@ -144,6 +156,13 @@ OF_TRIALS = {
 
 CLASSIFIER = "test_accuracy"
 """A metric that only classifiers have."""
+
+
+def with_system(epoch: Mapping[str, float], gpu: int) -> dict[str, float]:
+    """Return the metrics of an epoch, those of the device also under MLflow's names; `gpu`: the number of the GPU."""
+    return {**epoch} | {
+        name.format(gpu=gpu): factor * epoch[ours] for ours, (name, factor) in SYSTEM.items() if ours in epoch
+    }
 
 
 def logged(metrics: Mapping[str, Any]) -> dict[str, Any]:

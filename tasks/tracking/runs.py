@@ -6,12 +6,10 @@ parent.
 """
 
 import os
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from tasks.storage.model_folder import digests_to_log, first_damage
 from tasks.storage.process_ids import ProcessId
 from tasks.storage.urls import local_path
 from tasks.tracking.calls import NEWEST_FIRST, search
+from tasks.tracking.context import SOURCE, context_tags, git_commit
 from tasks.tracking.database import exclusive
 from tasks.tracking.dead_runs import reconcile
 from tasks.tracking.experiment import Store
@@ -31,6 +30,7 @@ from tasks.tracking.store import open_store
 from tasks.tracking.tags import (
     AS_OF,
     BOARD,
+    COMMAND,
     COMPLETE,
     FAILED,
     FILES,
@@ -123,7 +123,8 @@ def start_parent(
     """
     store = open_store()
     reconcile(store)
-    return _open_run(store, key, name, {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {})}, config)
+    tags = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {})}
+    return _open_run(store, key, name, {SOURCE: f"cpb {tags.get(COMMAND, name)}", **tags}, config)
 
 
 def start_fleet(
@@ -138,7 +139,8 @@ def start_fleet(
     otherwise; an unfinished run is continued."""
     store = open_store()
     flow = store.client.get_run(parent)
-    shared = {name: flow.data.tags.get(name) for name in ("preset", AS_OF)} | {MARKET: market_of(flow)}
+    shared = {name: flow.data.tags.get(name) for name in ("preset", AS_OF, SOURCE)}
+    shared[MARKET] = market_of(flow)
     tags = {KIND: FLEET, "architecture": architecture, PARENT: parent, **shared, **(tags or {})}
     return _open_run(store, key, name or architecture, tags, config or {}, parent)
 
@@ -161,8 +163,8 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord]) -> list[str]:
         for run in search(store, f"tags.`{PARENT}` = '{fleet_run}'"):
             before.setdefault(run.data.tags.get(KEY, ""), []).append(run)
         shared = _share_params(store, fleet_run, records)
-        ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
         fleet = store.client.get_run(fleet_run)
+        ids = [_log_one(store, fleet, record, shared, before.get(record.key, [])) for record in records]
         members = search(store, f"tags.`{PARENT}` = '{fleet_run}'")
         # After all members: the tag says of which coins and recipe the fleet has scores.
         store.client.set_tag(fleet_run, BOARD, board_of(fleet, members))
@@ -227,7 +229,8 @@ def _open_run(
 ) -> OpenRun:
     condition = f"tags.`{KEY}` = '{key}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
     opened = {PROCESS: str(ProcessId.current()), OPENED_AT: datetime.now(UTC).isoformat(timespec="seconds")}
-    tags = {KEY: key, "git_commit": git_commit(), **opened, **tags}
+    standard = context_tags(tags.get(SOURCE) or "cpb")  # a flow's run of before names no command
+    tags = {KEY: key, "git_commit": git_commit(), **opened, **tags, **standard}
     with exclusive(store.uri):
         before = search(store, condition, [NEWEST_FIRST])
         # The newest with this key; a run that another machine may be writing is left to it.
@@ -284,7 +287,7 @@ def _share_params(store: Store, fleet_run: str, records: Sequence[MemberRecord])
 
 
 def _log_one(
-    store: Store, fleet_run: str, record: MemberRecord, shared: Mapping[str, str], before: list["Run"]
+    store: Store, fleet: "Run", record: MemberRecord, shared: Mapping[str, str], before: list["Run"]
 ) -> str:
     digests = digests_to_log(record.folder, digests_of(record.tags)) if record.folder else {}
     # Found by its key: a repeated command logs nothing twice.
@@ -299,7 +302,7 @@ def _log_one(
     run = store.client.create_run(
         store.experiment_id,
         run_name=mlflow_text(str(record.model)),
-        tags=_member_tags(fleet_run, record, digests),
+        tags=_member_tags(fleet, record, digests),
     )
     run_id: str = run.info.run_id
     if record.folder:
@@ -312,18 +315,19 @@ def _log_one(
     return run_id
 
 
-def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str]) -> dict[str, str]:
+def _member_tags(fleet: "Run", record: MemberRecord, digests: Mapping[str, str]) -> dict[str, str]:
     tags = {
         KEY: record.key,
         KIND: MEMBER,
-        PARENT: fleet_run,
-        "fleet": fleet_run,
+        PARENT: fleet.info.run_id,
+        "fleet": fleet.info.run_id,
         "architecture": record.model.architecture,
         **series_tags(record.model.series),
         "device": record.device,
         "preset": record.preset,
         "recipe": record.model.recipe,
         "git_commit": git_commit(),
+        **context_tags(fleet.data.tags.get(SOURCE, "cpb")),
         "data_digest": record.data_digest,
         "as_of": record.as_of,
         **record.tags,
@@ -352,19 +356,6 @@ def _settle(store: Store, runs: Sequence["Run"]) -> "Run | None":
     return newest
 
 
-@cache
-def git_commit() -> str:
-    """Return the commit of the code in use, `-dirty` if changed, `unknown` outside a git checkout."""
-    # No tag matches the excluded pattern, so that the whole commit is its name.
-    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        return subprocess.check_output(
-            command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
-        ).strip()
-    except (OSError, subprocess.SubprocessError):  # no git, or no checkout: an installed package
-        return "unknown"
-
-
 def log_trials(parent: str, trials: Sequence[TrialRecord]) -> None:
     """Write a run for each trial without a run."""
     store = open_store()
@@ -374,7 +365,7 @@ def log_trials(parent: str, trials: Sequence[TrialRecord]) -> None:
         name = f"trial-{trial.number:05d}"
         if name in logged_names:
             continue
-        tags = {KIND: TRIAL, PARENT: parent, OUTCOME: trial.state}
+        tags = {KIND: TRIAL, PARENT: parent, OUTCOME: trial.state, **context_tags("cpb tune")}
         run = store.client.create_run(store.experiment_id, run_name=name, tags=tag_texts(tags))
         metrics = metric_entries(trial.metrics)
         for epoch, loss in trial.losses:

@@ -1,7 +1,10 @@
 """What a run leaves in MLflow: params and metrics, the filters of docs/mlflow.md, and the views of `cpb ui`."""
 
+import getpass
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -149,6 +152,67 @@ def test_the_page_has_the_metrics_of_the_code(heading, table):
     assert rows(heading) == table
 
 
+SYSTEM = {
+    name: f"`{ours}`" + (", in megabytes of 10⁶ bytes" if factor != 1 else "")
+    for ours, (name, factor) in metrics.SYSTEM.items()
+}
+
+
+def test_the_page_has_the_system_metrics_of_the_code():
+    assert rows("System metrics, of a fleet's run") == SYSTEM
+
+
+def test_a_fleet_has_the_figures_of_its_device_under_mlflows_names(store):
+    for run in runs(store, "fleet"):
+        found = run.data.metrics
+        if "cpu_util" not in found:  # a closed form has no epoch
+            continue
+        assert found["system/cpu_utilization_percentage"] == found["cpu_util"]
+        assert found["system/system_memory_usage_megabytes"] == pytest.approx(found["rss_mb"] * 1.048576)
+    assert any("system/cpu_utilization_percentage" in run.data.metrics for run in runs(store, "fleet"))
+    on_gpu = metrics.with_system({"gpu_util": 91.0, "gpu_mem_reserved_mb": 1000.0, "gpu_power_w": 70.0}, 1)
+    assert {name: value for name, value in on_gpu.items() if "/" in name} == {
+        "system/gpu_1_utilization_percentage": 91.0,
+        "system/gpu_1_memory_usage_megabytes": 1048.576,
+        "system/gpu_1_power_usage_watts": 70.0,
+    }
+
+
+def test_the_system_metrics_are_called_as_mlflow_calls_its_own(monkeypatch):
+    """By MLflow's own monitors, with a driver that says something."""
+    from mlflow.system_metrics.metrics import gpu_monitor
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+
+    driver = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=1, total=2),
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=3),
+        nvmlDeviceGetPowerUsage=lambda handle: 4,
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 5,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr(gpu_monitor, "pynvml", driver, raising=False)
+    theirs = set()
+    for monitor in (CPUMonitor(), gpu_monitor.GPUMonitor()):
+        monitor.collect_metrics()
+        theirs |= {f"system/{name}" for name in monitor.metrics}
+    assert {name.format(gpu=1) for name, _ in metrics.SYSTEM.values()} <= theirs
+
+
+@pytest.mark.parametrize("kind", ["flow", "fleet", "member"])
+def test_a_run_fills_mlflows_columns_user_source_and_version(store, kind):
+    for run in runs(store, kind):
+        tags = run.data.tags
+        assert tags["mlflow.user"] == run.info.user_id == getpass.getuser()
+        assert (tags["mlflow.source.name"], tags["mlflow.source.type"]) == ("cpb train-all", "LOCAL")
+        assert tags["mlflow.source.git.commit"] == tags["git_commit"].removesuffix("-dirty")
+        assert re.fullmatch("[0-9a-f]{40}", tags["mlflow.source.git.commit"])
+        assert "mlflow.source.git.repoURL" not in tags  # an address may hold a password
+
+
 def known(*tables):
     """A pattern of the names in these tables, each also as a classifier's."""
     names = [name for table in tables for name in table]
@@ -159,7 +223,7 @@ def known(*tables):
 def test_a_run_has_no_metric_that_the_tables_lack(store):
     kinds = {
         "flow": known(metrics.OF_FLOWS),
-        "fleet": known(metrics.OF_FLEETS, metrics.OF_EPOCHS),
+        "fleet": known(metrics.OF_FLEETS, metrics.OF_EPOCHS, SYSTEM),
         "member": known(metrics.OF_MEMBERS, metrics.OF_MEMBER_EPOCHS, metrics.OF_CLASSIFIERS),
     }
     for kind, names in kinds.items():
@@ -176,12 +240,13 @@ def test_the_tables_have_no_metric_that_no_run_has(store):
         metrics.OF_FLOWS,
         metrics.OF_FLEETS,
         metrics.OF_EPOCHS,
+        SYSTEM,
         metrics.OF_MEMBERS,
         metrics.OF_MEMBER_EPOCHS,
         metrics.OF_CLASSIFIERS,
     )
     absent = [name for table in tables for name in table if not any(map(known({name: ""}).fullmatch, logged))]
-    assert {name for name in absent if not name.startswith("gpu_")} == set()
+    assert {name for name in absent if not re.match("(system/)?gpu_", name)} == set()
 
 
 def filters():
