@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from schemas.decision import BacktestEvidence, Decision, ModelRef
+from schemas.decision import BacktestEvidence, Decision, ModelRef, decided_sentence
 from schemas.errors import CpbError
 from schemas.identity import SeriesId, market_home
 from tasks.judging.gate import GateDecision, GateModel
@@ -20,10 +21,15 @@ from tasks.tracking.champions import Champion, recorded_fleet, succeed
 from tasks.tracking.decisions import DECISION, decision_text, keep_decision
 from tasks.tracking.experiment import Store
 from tasks.tracking.registry import ALIAS, find_version, register
-from tasks.tracking.tags import FLEET_SPEC, REASON, RECIPE, SELECTED
+from tasks.tracking.tags import FLEET_SPEC, REASON, RECIPE, SELECTED, mlflow_text
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
+
+_TESTED = "On its test span"
+"""Begins the description of a version; one that begins otherwise is a person's."""
+_MAX_DESCRIPTION = 5000
+"""Characters; MLflow's databases hold no more."""
 
 
 def decided(
@@ -69,7 +75,8 @@ def promote_candidate(
     tested = candidate.model.tested_from
     overlaps = chosen and (tested is None or f"{tested:%Y-%m-%d}" <= chosen.rpartition("/")[2])
     selected = {SELECTED: chosen} if overlaps else {}
-    return _promote(store, _registered(store, candidate, {REASON: decision.reason, **selected}), decision)
+    version = _registered(store, candidate, {REASON: decision.reason, **selected})
+    return _promote(store, version, decision, candidate.model)
 
 
 def promote_version(store: Store, winner: Champion, decision: Decision) -> Decision:
@@ -84,19 +91,32 @@ def promote_version(store: Store, winner: Champion, decision: Decision) -> Decis
             f"{winner.model_version} was deleted meanwhile; choose a different version", code="no-version"
         )
     _tag(store, winner, REASON, decision.reason)
-    return _promote(store, version, decision)
+    return _promote(store, version, decision, registered_model(winner))
 
 
-def _promote(store: Store, version: "ModelVersion", decision: Decision) -> Decision:
+def _promote(store: Store, version: "ModelVersion", decision: Decision, model: GateModel) -> Decision:
     """Record the decision on the version, move the aliases, then record it as the newest decision on the series."""
     number = {"version_number": str(version.version)}
     candidate = decision.candidate and decision.candidate.model_copy(update=number)
     decision = decision.model_copy(update=number | {"candidate": candidate})
     # In this order: an alias without a decision on its version would be taken for one that a person moved.
     _tag(store, version, DECISION, decision_text(decision))
+    # What a person has written about a version stays.
+    if (version.description or _TESTED).startswith(_TESTED):
+        text = _description(version, decision, model)
+        store.client.update_model_version(version.name, str(version.version), text)
     succeed(store, version)
     keep_decision(store, decision)
     return decision
+
+
+def _description(version: "ModelVersion", decision: Decision, model: GateModel) -> str:
+    """Return what MLflow's page of a version says of it: its verdict, the span of its test, and the decision."""
+    ends = [f"{end:%Y-%m-%d}" for end in (model.tested_from, model.tested_until) if end]
+    tested = f"{_TESTED}{f' from {ends[0]} to {ends[1]}, UTC' if len(ends) == 2 else ''}"
+    verdict = version.tags.get("verdict") or "it was not judged"
+    decided = f"{decided_sentence([decision])} ({decision.decided_at:%Y-%m-%d %H:%M} UTC): {decision.reason}"
+    return shorten(mlflow_text(f"{tested}: {verdict}. {decided}"), _MAX_DESCRIPTION, placeholder=" …")
 
 
 def _tag(store: Store, version: "ModelVersion | Champion", name: str, value: str) -> None:

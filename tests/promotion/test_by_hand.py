@@ -111,7 +111,14 @@ def test_a_version_is_promoted_by_hand_and_taken_back(cpb):
     assert aliases() == {"champion": "1", "previous": "2"}
     assert newest().reason == "version 2 is too wide"
     assert champions(open_store(), [BTC])[0].tags["reason"] == "version 2 is too wide"
+    client = open_store().client
+    said = client.get_model_version(BTC.registered, "1").description
+    assert said.startswith("On its test span from ")
+    assert said.endswith("version 2 is too wide")
+    assert "has a champion that a person forced" in said
+    client.update_model_version(BTC.registered, "2", "my own words")
     assert cpb("promote", "BTC", "1h", "--version", "previous", "--force", "it was not", *SIM)[0] == 0
+    assert client.get_model_version(BTC.registered, "2").description == "my own words"
     assert aliases() == {"champion": "2", "previous": "1"}
     cpb("promote", "BTC", "1h", "--version", "2", "--force", "again", *SIM)
     assert decided() == ("unchanged", "by-hand")

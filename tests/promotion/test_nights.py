@@ -27,6 +27,18 @@ def test_the_first_night_makes_provisional_champions_and_says_so(trainer):
     assert newest(ETH).candidate.run_id == eth.run_id
 
 
+def test_a_version_describes_its_verdict_its_test_span_and_the_decision(trainer):
+    champion, _ = champions(open_store(), market="sim")
+    model, decision = registered_model(champion), newest()
+    said = open_store().client.get_model_version(champion.name, champion.version).description
+    assert said == (
+        f"On its test span from {model.tested_from:%Y-%m-%d} to {model.tested_until:%Y-%m-%d}, UTC: "
+        f"{champion.verdict}. sim BTCUSDT {BTC.timeframe} has its first champion: linear "
+        f"({decision.decided_at:%Y-%m-%d %H:%M} UTC): {decision.reason}"
+    )
+    assert "CRPS ratio" in champion.verdict
+
+
 def test_the_same_night_again_moves_nothing(trainer):
     summary, said = night()
     assert (summary.champions, summary.forecast_rows, summary.exit_code) == (2, 20, 0)
