@@ -1,6 +1,7 @@
 """`forecast`: refresh the candles, forecast with the champions, score older forecasts whose candles have closed."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from flows.console import echo
@@ -13,12 +14,15 @@ from schemas.handover import ForecastBatch
 from schemas.home import home_folder
 from schemas.identity import SeriesId
 from schemas.ledger import Score
+from tasks.forecasting.alerts import check_alerts
 from tasks.forecasting.months import latest, standing_note
 from tasks.forecasting.price_chances import chances_of
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.staleness import find_stale
+from tasks.notices import VARIABLE, sends_messages
 from tasks.running.progress import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
+from tasks.storage.files import NOTIFY_FILE
 
 STALE = "stale"
 """Code of the failure of a series whose candles or forecast are too old: a problem, but no step has failed."""
@@ -30,6 +34,7 @@ STANDING = "standing"
 def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]:
     """Return the newest forecast rows of each series (also those stored before), and counts of new and scored rows.
 
+    `alerts`: the chances that passed a limit of `HOME/alerts`, as sentences; none of a replay.
     `models`: each series' champion verdict and record. `standing`: a sentence for each series whose last candles stand
     still. `touch`, `first`, `above` and `stops`: answers of `PriceChances`, as asked for.
     Exit 3 if a series could not be refreshed, forecast or scored, or if the only one asked for stands still.
@@ -72,7 +77,19 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
             why = "; ".join(reasons[:2]) or f"train first, as in `cpb train-all{scope.options}`"
             raise CpbError(f"no forecast could be made: {why}", code="no-forecast")
         drifted = [str(alarm) for alarm in watched.alarms if alarm.state == "drifted"]
+        if scope.as_of is None:  # what a replay would have told is no news
+            failed = {failure.series for failure in run.failures if failure.series}
+            asked = failed if spec.all_champions else None
+            run.alerts, unread = check_alerts(home_folder(), scope.market, newest, datetime.now(UTC), asked)
+            if unread:
+                run.failures.append(Failure(step="forecast", reason="; ".join(unread), code="alerts"))
         run.tell(_lines(run.failures, standing, drifted, issued, scored))
+        run.tell(f"ALERT {text}" for text in run.alerts.values())
+        if run.alerts and not sends_messages():
+            run.report(
+                f"no service tells anybody of alerts: set {VARIABLE}, or write the file {home_folder() / NOTIFY_FILE}, "
+                "as docs/operations.md says"
+            )
         records = champion_records(read_summary(home_folder(), scope.market))
         result = {
             "rows": [row for rows in newest.values() for row in rows.to_dicts()],
@@ -90,6 +107,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
             "series": len(issued.series),
             "scored": scored.rows,
             "drifted": drifted,
+            "alerts": [*run.alerts.values()],
             "standing": [f"{series}: {note}" for series, note in standing.items()],
             "failed": [problem.line for problem in run.failures],
             "exit": run.exit_code,

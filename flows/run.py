@@ -61,7 +61,8 @@ class Run:
     a failure. `warnings`: about the trainings, such as a shortage of memory. `fleets`: each fleet's cost
     (`tasks.training.cost.fleet_cost`) and, of classifiers, its accuracy; `trained_before`: the names of those that
     earlier runs have trained. `listed`: its options with the exchange's pairs in place of `exchange`; `records`: the
-    features that it is planned with. `decided_before`: by earlier attempts.
+    features that it is planned with. `alerts`: chances that
+    passed the limits of `HOME/alerts`. `decided_before`: by earlier attempts.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Run:
     decisions: Sequence[Decision] = ()
     decided_before: Sequence[Decision] = ()
     alarms: Sequence[Alarm] = ()
+    alerts: Events = field(default_factory=dict)
     has_ended: bool = False
 
     @property
@@ -142,7 +144,7 @@ class Run:
     @property
     def events(self) -> Events:
         """What people are to be told of the run."""
-        return events_of(self.failures, (*self.decided_before, *self.decisions), self.alarms)
+        return events_of(self.failures, (*self.decided_before, *self.decisions), self.alarms) | self.alerts
 
     def begin_again(self) -> None:
         """Forget what an attempt has found, but for the pairs, the run that it has opened in MLflow, and its data."""

@@ -40,8 +40,8 @@ def parse_prices(*texts: str, option: str = "price") -> list[float]:
     return prices
 
 
-def parse_chances(text: str) -> list[float]:
-    """Return the chances in a text such as `5%,.1`, between 0 and 1.
+def parse_chances(text: str, option: str = "stop-chance") -> list[float]:
+    """Return the chances in a text such as `5%,.1`, between 0 and 1; errors name the option.
 
     Raises:
         UsageError: one is no chance, or may be two.
@@ -55,17 +55,17 @@ def parse_chances(text: str) -> list[float]:
         # 5 is 5 % to one reader, and 500 % as the number that .05 is 5 %
         if 1 <= number < 100 and not part.endswith("%"):
             raise UsageError(
-                f"stop-chance {part!r} can be read as {number:g} % or as {100 * number:g} %: write {number:g}% or "
+                f"{option} {part!r} can be read as {number:g} % or as {100 * number:g} %: write {number:g}% or "
                 f"{number / 100:g}",
                 code="chance",
-                field="stop_chance",
+                field=option.replace("-", "_"),
             )
         chances.append(number / 100 if part.endswith("%") else number)
     if not all(0 < chance < 1 for chance in chances):
         raise UsageError(
-            f"stop-chance {text[:40]!r} is no chance between 0 and 1: write 5% or .05, several as in 5%,10%",
+            f"{option} {text[:40]!r} is no chance between 0 and 1: write 5% or .05, several as in 5%,10%",
             code="chance",
-            field="stop_chance",
+            field=option.replace("-", "_"),
         )
     return chances
 
@@ -154,6 +154,11 @@ class ForecastSpec(ScopeSpec):
     def every_champion(self) -> bool:
         """Whether the coins come from the registry."""
         return self.coins.strip().lower() == CHAMPIONS
+
+    @property
+    def all_champions(self) -> bool:
+        """Whether the series are all that have a champion."""
+        return self.every_champion and self.timeframes.strip().lower() == CHAMPIONS
 
     @property
     def looks_up_symbols(self) -> bool:

@@ -112,6 +112,14 @@ def services() -> list[str]:
     return list(urls)
 
 
+def sends_messages() -> bool:
+    """Whether there are services; one that cannot be read counts, as `tell_end` says why."""
+    try:
+        return bool(services())
+    except CpbError:
+        return True
+
+
 class SentEvents(Record):
     """The keys of the events told on a day (UTC, `2025-06-06`)."""
 
