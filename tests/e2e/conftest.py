@@ -6,6 +6,12 @@ import sys
 import pytest
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--notebook-write", action="store_true", help="store what the cells of docs/colab.ipynb print"
+    )
+
+
 class Cpb:
     """The command line in a folder of its own.
 

@@ -22,10 +22,12 @@ import polars as pl
 import psutil
 import pytest
 
+import cpbmodels
 from tasks.tracking.archive import archives
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs/colab.ipynb"
+MARKET = ROOT / "../shared/market"
 
 NO_VENV = """
 import sys
@@ -143,10 +145,11 @@ def test_every_cell_runs_on_a_python_without_ensurepip_and_the_next_session_goes
     first = printed(cells)
     assert (session / "cpb/flows").is_dir()
     assert len(shown(cells, "image/png")) == 2
-    assert len(shown(cells, "text/html")) == 3
+    assert len(shown(cells, "text/html")) == 4
     assert "problems: none" in first
     assert first.count("kept: ") > 1  # not only at the end
     assert "chance that each price is touched" in first
+    assert re.search(r"chance that the target [\d,]+ is reached before the stop [\d,]+ within", first)
     assert "not published" in first
     rows = pl.read_json(io.StringIO(printed(cells[-1:])))
     assert set(rows["architecture"]) == {"transformer", "gru", "lstm", "linear", "har"}
@@ -212,6 +215,64 @@ def test_a_session_that_ends_between_two_fleets_goes_on_with_the_rest(python, re
     assert set(rows["members"]) == {2}
 
 
+VARIES = re.compile(r"(train|judge) \S+: |\S+  (epoch|stage|fitted) |kept: |Data on ")
+"""Lines of a training that come by the clock, or once per fleet, in an order that no two runs share."""
+ARCHITECTURES = rf"\b({'|'.join(sorted(cpbmodels.architectures(), key=len, reverse=True))})(-universal)?\b"
+
+
+def shape(text):
+    """A line without what differs from run to run and chip to chip: numbers, digests, which model, verdicts, spaces."""
+    text = re.sub(r"\b(?=\w*\d)[0-9a-f]{7,}\b", "D", text)
+    text = re.sub(rf"{ARCHITECTURES}(, {ARCHITECTURES})*", "A", text)
+    text = re.sub(r"\d[\d.,:]*", "0", re.sub(r"\b(better|worse|no different)\b", "V", text))
+    return re.sub(r"[─\s]+", " ", text).strip()
+
+
+def shapes(cells):
+    """What each cell prints: the shapes of its lines, and of its tables."""
+    told = []
+    for cell in cells:
+        lines = [line for line in printed([cell]).replace("\r", "\n").splitlines() if not VARIES.match(line)]
+        if cell["source"].startswith("!cpb doctor"):  # the rest is of this machine
+            lines = [line for line in lines if line.startswith("  architecture")]
+        tables = [line for table in shown([cell], "text/plain") for line in table.splitlines()]
+        told.append(sorted({shape(line) for line in (*lines, *tables)} - {""}))
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(not MARKET.is_dir(), reason="what is stored was computed from real klines")
+def test_the_stored_output_is_what_it_prints(python, repo, tmp_path, monkeypatch, request):
+    """With `--notebook-write` it is stored anew instead, as if `/content` were the folder and Drive were there."""
+    import nbformat
+
+    session = tmp_path / "s"
+    for coin in ("BTCUSDT", "ETHUSDT"):
+        for period in ("monthly", "daily"):
+            place = f"data/spot/{period}/klines/{coin}/1h"
+            shutil.copytree(MARKET / place, session / "mirror" / place)
+    settings = {"CPB_REPO": repo.as_uri(), "CPB_SOURCE": str(session / "mirror"), "CPB_AS_OF": "2025-06-06"}
+    cells = execute(python, session, monkeypatch, CPB_KEEP=str(session / "drive/MyDrive/cpb"), **settings)[
+        :-1
+    ]
+    for number, cell in enumerate(cells, 1):
+        cell.execution_count = number
+        cell.metadata.pop("execution", None)
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = number
+            if "text" in output:
+                output.text = output.text.replace(str(session), "/content")
+    stored = nbformat.read(NOTEBOOK, as_version=4)
+    of_code = [cell for cell in stored.cells if cell.cell_type == "code"]
+    if request.config.getoption("--notebook-write", default=False):
+        for cell, made in zip(of_code, cells, strict=True):
+            cell.outputs, cell.execution_count = made.outputs, made.execution_count
+        NOTEBOOK.write_text(nbformat.writes(stored).rstrip("\n") + "\n")
+    assert shapes(cells) == shapes(of_code)
+
+
 def test_the_stored_notebook_shows_results_and_tells_nothing_of_the_machine_that_made_it():
     text = NOTEBOOK.read_text()
     assert len(text) < 400_000
@@ -223,5 +284,5 @@ def test_the_stored_notebook_shows_results_and_tells_nothing_of_the_machine_that
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     kinds = [kind for output in outputs for kind in output.get("data", {})]
     assert kinds.count("image/png") == 2
-    assert kinds.count("text/html") == 3
+    assert kinds.count("text/html") == 4
     assert "colab.research.google.com/github/" in text
