@@ -5,7 +5,7 @@ import shlex
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -120,7 +120,19 @@ ServerPort = Annotated[
 
 @app.command()
 @answered
-def up(port: ServerPort = None) -> Answer:
+def up(
+    port: ServerPort = None,
+    host: Annotated[
+        Literal["127.0.0.1", "0.0.0.0"],
+        typer.Option(help="address to listen on; 0.0.0.0, all of them, is what a container needs"),
+    ] = "127.0.0.1",
+    foreground: Annotated[
+        bool,
+        typer.Option(
+            "--foreground", help="stay until Ctrl-C, or until server or worker ends; then stop both"
+        ),
+    ] = False,
+) -> Answer:
     """Start server, work pool, deployments and worker, unless they are already running.
 
     Example: cpb deploy up && cpb deploy run train-all
@@ -129,7 +141,7 @@ def up(port: ServerPort = None) -> Answer:
     from flows.ops.passwords import password_file
 
     echo("starting server, worker and deployments, unless they run (10 to 30 s) …")
-    result = services.up(port)
+    result = services.up(port, host)
     api, show_password = services.api_of(result.port), f"cat {shlex.quote(str(password_file()))}"
     export = f'export PREFECT_API_URL={api} PREFECT_API_AUTH_STRING="$({show_password})"'
     said = [f"run {name} is marked Crashed: its worker has ended" for name in result.runs_ended]
@@ -142,6 +154,11 @@ def up(port: ServerPort = None) -> Answer:
         f"for prefect's own commands: {export}",
         "`cpb deploy status` shows the runs, `cpb deploy down` stops everything",
     ]
+    if foreground:
+        for sentence in said:
+            echo(sentence)
+        services.stay()
+        said = ["stopped server and worker"]
     places = {"api": api, "auth_file": password_file(), "export": export}
     return Answer(asdict(result) | places | {"exit": EXIT_COMPLETE}, notes=said)
 

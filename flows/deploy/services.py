@@ -1,6 +1,6 @@
 """`up`, `down` and `run`: Prefect's server and a worker for the deployments of prefect.yaml, on this machine.
 
-`python -m flows.deploy.services PORT` is the server: Prefect's own application, on loopback alone, with a password, and
+`python -m flows.deploy.services PORT HOST` is the server: Prefect's own application, with a password, and
 behind the guard (`flows/ops`), which `prefect server start` would not have. The worker is Prefect's own
 (`flows/deploy/worker.py`). Each server has a password of its own, which ends with it, and so do the worker and its
 flow runs. A variable in the environment of both, which their flow runs and trainers inherit, tells which processes
@@ -27,7 +27,7 @@ from flows.ops.listeners import PREFECT
 from flows.ops.logs import keep_bounded, rotate
 from flows.ops.passwords import make_password, password_file, prefect_home, read_password
 from flows.ops.ports import TAKEN, bind_shared, hold
-from flows.ops.serve import run_server
+from flows.ops.serve import end_as_by_ctrl_c, run_server
 from schemas.base import parse_value
 from schemas.errors import CpbError, UsageError
 from schemas.forecasting import ForecastSpec
@@ -171,35 +171,38 @@ def client_of(port: int, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]
         yield client
 
 
-def up(port: int | None = None) -> Started:
+def up(port: int | None = None, host: str = "127.0.0.1") -> Started:
     """Start what does not run of server and worker; with a worker, set up the deployments and end earlier runs.
 
     A new server has a new password: an earlier worker, which has the earlier one, ends first with its flow runs.
 
     Args:
         port: None: the port of the last `up`, else 4200.
+        host: address that the server listens on: 127.0.0.1, or 0.0.0.0, since worker and commands use loopback.
 
     Raises:
-        CpbError: the port is in use, a process does not start, or a running server has a different port.
+        CpbError: the port is in use, a process does not start, or a running server has a different port or address.
     """
     result = Started(port or last_port() or PORT)
     with locked(state_folder() / "lock"):
-        if find("server") and result.port != last_port():
+        wanted = [str(result.port), host]
+        if (server := find("server")) and (has := server.cmdline()[3:5]) != wanted:
             raise CpbError(
-                f"the server runs on port {last_port()}; stop it with `cpb deploy down` before you choose another",
+                f"the server runs at {':'.join(reversed(has))}; stop it with `cpb deploy down` before you "
+                "choose another address",
                 code="already-up",
-                field="port",
+                field="port" if has[0] != wanted[0] else "host",
             )
         # A server that hangs is as good as none, and would keep the port.
         if find("server") and not _until(lambda: _answers(result.port), _START_S):
             _stop("server")
         if not find("server"):
             _stop("worker")
-            bind_shared("127.0.0.1", result.port).close()  # can be had
+            bind_shared(host, result.port).close()  # can be had
             make_password(password_file(), new=True)
             # Before the start: if this process is killed now, `status` names a server that does not run.
             (state_folder() / "port").write_text(str(result.port))
-            _start("server", result, [], ready=lambda: _answers(result.port))
+            _start("server", result, [host], ready=lambda: _answers(result.port))
         if not find("worker"):
             with client_of(result.port) as client:
                 _start_worker(client, result)
@@ -369,6 +372,29 @@ def _drop_missed_runs(client: "SyncPrefectClient") -> int:
     return len(missed)
 
 
+def stay() -> None:
+    """Wait for a signal, or for the end of server or worker; then stop both, as `down`.
+
+    Raises:
+        CpbError: one of them ended by itself.
+    """
+    end_as_by_ctrl_c()
+    missing: list[Name] = []
+    with suppress(KeyboardInterrupt):
+        while not missing:
+            time.sleep(1)
+            missing = [name for name in _MODULES if not find(name)]
+    with locked(state_folder() / "lock"):  # a `cpb deploy down` may be at work
+        was_up = last_port()
+    down()
+    # By `cpb deploy down` they end as wanted.
+    if missing and was_up:
+        raise CpbError(
+            f"{' and '.join(missing)} ended; see {log_file(missing[0])}, and start again with `cpb deploy up`",
+            code="process-ended",
+        )
+
+
 def down() -> list[Name]:
     """Cancel the runs, stop worker and server; return which of the two were running."""
     from prefect.states import Cancelling
@@ -472,7 +498,7 @@ def _until(look: Callable[[], Any], timeout_s: float) -> bool:
 
 def main() -> None:
     """Serve Prefect's application until a signal arrives."""
-    port = int(sys.argv[1])
+    port, host = int(sys.argv[1]), sys.argv[2]
     os.environ |= _environment(port)  # Prefect reads its settings on import
     keep_log("server")
     from prefect.server.api.server import create_app
@@ -480,7 +506,7 @@ def main() -> None:
     run_server(
         PREFECT,
         partial(create_app, final=True),
-        "127.0.0.1",
+        host,
         port,
         lambda url: None,
         origins=_origins(port),

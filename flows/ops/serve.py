@@ -90,7 +90,7 @@ def run_server(
 
     # host names are checked before the application is made
     guard = Guard(starting, listener, names, origins, auth)
-    _end_as_by_ctrl_c()
+    end_as_by_ctrl_c()
     with suppress(KeyboardInterrupt):
         app = make_app()
         config = uvicorn.Config(
@@ -114,7 +114,7 @@ def run_server(
             )
 
 
-def _end_as_by_ctrl_c() -> None:
+def end_as_by_ctrl_c() -> None:
     """Let SIGTERM and SIGHUP end this process as Ctrl-C does, and SIGINT too, which shells ignore for `command &`."""
 
     def interrupt(*_signal: Any) -> None:

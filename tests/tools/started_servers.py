@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {  # the arguments of `python -m` that start a server in the foreground
     "page": "flows.cli serve --port {port}",
     "ui": "flows.cli ui --port {port}",
-    "prefect": "flows.deploy.services {port}",
+    "prefect": "flows.deploy.services {port} 127.0.0.1",
 }
 
 
