@@ -144,6 +144,7 @@ OF_OTHERS = {
     "--env-manager": "mlflow models",
     "--gpus": "docker run",
     "--index-url": "pip install",
+    "--torch-backend": "uv tool install",
 }
 """Options of other programs that the pages name alone."""
 

@@ -18,8 +18,8 @@ EXECUTED = ("python", "toml")
 """Kinds of block that a test executes."""
 SHELL = ("sh", "console")
 """Kinds whose commands a test reads: `console` is commands behind `$` with what they print."""
-SHOWN = ("text", "powershell")
-"""Kinds that show output, a drawing, or lines of another system's shell."""
+SHOWN = ("text", "powershell", "dockerfile")
+"""Kinds that show output, a drawing, lines of another system's shell, or of another project's file."""
 
 
 @dataclass(frozen=True)
