@@ -222,6 +222,19 @@ def test_what_is_wrong_is_one_sentence(change, coin, sentence, small_mirror, tmp
     assert text.count("\n") == 1
 
 
+def test_the_page_of_judging_fetches_a_mirror_and_shows_what_is_printed(one):
+    page = (ROOT / "docs/judging.md").read_text().partition("## The method on one page")[2]
+    key = source_file(BTC, "2024-01").key
+    assert key.replace("2024-01.zip", "$month.zip") in page.replace("/$file", "/BTCUSDT-1h-$month.zip")
+    assert f"mirror/{Path(key).parent} " in page
+    shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
+    if MARKET.is_dir():
+        code, text = said(MARKET, "BTC")
+        assert code == 0, text
+        printed = text.splitlines()
+        assert [line for line in shown if line != "…"] == [*printed[:2], *printed[-4:]]
+
+
 def test_it_needs_numpy_alone():
     nodes = [
         node
