@@ -260,15 +260,6 @@ def test_the_arguments_of_the_build_are_those_of_the_document():
     assert given.keys() - told.keys() == {"TORCH_INDEX"}
 
 
-def test_the_way_by_uv_names_an_option_that_uv_has():
-    for command in (["tool", "install"], ["tool", "run"]):
-        shown = subprocess.run(
-            [sys.executable, "-m", "uv", *command, "--help"], capture_output=True, text=True, check=True
-        )
-        about = " ".join(shown.stdout.partition("--torch-backend <")[2].split())
-        assert "possible values: auto, cpu, " in about[:300]
-
-
 def test_freqtrades_image_gets_the_releases_that_are_tested_together():
     text = block_of("docs/freqtrade.md", "FROM freqtradeorg/")
     (_, stage) = stages(text)
