@@ -17,10 +17,20 @@ endif
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
+# The build of torch in .venv: CPU, CUDA or ROCm; nothing where there is none. torch itself takes seconds to load.
+BUILD = $(BIN)/python -c "import importlib.util as u, pathlib, runpy; \
+t = runpy.run_path(str(pathlib.Path(u.find_spec('torch').origin).with_name('version.py'))); \
+print('CUDA' if t['cuda'] else 'ROCm' if t.get('hip') else 'CPU')" 2>/dev/null
+
 .venv/.installed: pyproject.toml constraints.txt
-	@echo "Installing cpb into .venv: 0.6 GB to download and 2 GB on disk with a CPU build of torch, 3.5 and 7 GB with the"
-	@echo "CUDA build that PyPI has for Linux; 2 to 10 minutes. For the CPU build, stop here, make .venv and install torch into"
-	@echo "it as PyTorch's own page says, then run this again."
+	@case "$$($(BUILD)) $$(uname -sm)" in \
+	CPU*) echo "Installing cpb into .venv, with the CPU build of torch that is there: 0.4 GB to download, 2 GB on disk.";; \
+	CUDA*|ROCm*) echo "Installing cpb into .venv, with the GPU build of torch that is there: 0.4 GB to download, 7 GB on disk.";; \
+	*Darwin*) echo "Installing cpb into .venv, with torch's CPU build, the only one for macOS: 0.6 GB to download, 2 GB on disk.";; \
+	*"Linux x86_64") echo "Installing cpb into .venv, with torch's CUDA build, which is PyPI's for Linux: 3.5 GB to download, 7 GB on"; \
+	  echo "disk. For the CPU build (0.6 and 2 GB) stop here, and install it into .venv first: docs/install.md.";; \
+	*) echo "Installing cpb into .venv: 0.6 GB to download, 2 GB on disk; with a CUDA build of torch 3.5 and 7 GB.";; \
+	esac; echo "It takes 2 to 10 minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	-$(UNINSTALL) cpbmodels # cpb contains this package: another copy of it would be imported instead
 	$(INSTALL) -e .
@@ -32,6 +42,8 @@ help: ## list the targets
 	touch $@
 
 install: .venv/.installed ## create .venv and install cpb into it
+	@echo "cpb is installed: .venv has $$(du -sk .venv/ | awk '{printf "%.1f GB", $$1 * 1.024e-6}'), with torch's $$($(BUILD)) build."
+	@echo "Next: make demo"
 
 # build/lib first: setuptools would pack what an earlier build left there.
 wheel: .venv/.installed ## build cpb and the light library as wheels, dist/*.whl

@@ -85,15 +85,17 @@ class Display:
         """Show a report; finished tasks are removed, and so is the command's row once a step reports progress."""
         # twice, as products are rounded; at most half, which leaves whole numbers as they are
         done = int(report.done + min(2 * NOT_ENDED * report.total, 0.5))
-        count = f"{done:,}/{int(report.total):,} {report.unit}" if report.total else f"{done:,} {report.unit}"
+        # Of work that waits neither is known: "0 files" would say that there are none.
+        of = f"{done:,}/{int(report.total):,}" if report.total else f"{done:,}" if done else ""
         fields: dict[str, Any] = {
-            "count": count if report.unit else "",
+            "count": f"{of} {report.unit}" if of and report.unit else "",
+            "begun": bool(report.unit),
             "facts": printable("  ".join(report.facts)),
         }
         with self._lock:
             ended = {report.step} if report.total and report.done >= report.total else set()
             if report.unit:
-                ended |= {task.fields["step"] for task in self.bars.tasks if not task.fields["count"]}
+                ended |= {task.fields["step"] for task in self.bars.tasks if not task.fields["begun"]}
             for step in ended & set(self._tasks):
                 self.bars.remove_task(self._tasks.pop(step))
             if report.step in ended:

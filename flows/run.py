@@ -44,6 +44,8 @@ _AS_JSON = (
     "members",
     "champions",
     "forecast_rows",
+    "forecasts",
+    "stale",
     "results",
     "published",
     "stopped",
@@ -57,8 +59,9 @@ class Run:
     """A run of the flow `name`: counts, every failure once, and what it has to tell; `report` prints its lines.
 
     `run_id`: of its run in MLflow, once it is open. `wandb_folder`: where W&B keeps its files, if the run is mirrored.
-    `results`: path of the market's `results.json`. `stopped`: series no longer traded; they are left out, which is not
-    a failure. `warnings`: about the trainings, such as a shortage of memory. `fleets`: each fleet's cost
+    `forecasts`: a row for each champion's newest (`tasks.forecasting.outlook`); `stale`: the sentence on those that are
+    too old. `results`: path of the market's `results.json`. `stopped`: series no longer traded; they are left out,
+    which is not a failure. `warnings`: about the trainings, such as a shortage of memory. `fleets`: each fleet's cost
     (`tasks.training.cost.fleet_cost`) and, of classifiers, its accuracy; `trained_before`: the names of those that
     earlier runs have trained. `listed`: its options with the exchange's pairs in place of `exchange`; `records`: the
     features that it is planned with. `alerts`: chances that
@@ -72,6 +75,8 @@ class Run:
     members: int = 0
     champions: int = 0
     forecast_rows: int = 0
+    forecasts: list[dict[str, Any]] = field(default_factory=list)
+    stale: str = ""
     results: str = ""
     published: str = ""
     wandb_folder: Path | None = None

@@ -1,49 +1,74 @@
 """What a run of training says: its decisions, its warnings, what was set aside, and how it ended."""
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from flows.console import finding
 from flows.run import Run
 from schemas.decision import Decision, decided_sentence
 from schemas.errors import counted
-from schemas.handover import FleetPlan, ShardResult
+from schemas.handover import FleetJudgement, FleetPlan, ShardResult
 from schemas.presets import SEED
 from schemas.run import RunSpec
 from tasks.judging.accuracy import accuracy, accuracy_text, has_board
 from tasks.training.cost import run_cost
 
+_AGAINST = {"better": "better than", "no different": "no different from", "worse": "worse than"}
+"""Findings against the random walk, as they go on in a sentence."""
+
+_RECIPE, _PLAIN_RECIPE = re.compile(r"([\w-]+)/([\w.-]+)/[0-9a-f]{12}\b"), r"\1 of preset \2"
+"""A recipe in a reason, and how it is told."""
+
 _OF_MODELS = ("architectures", "preset", "overrides", "seeds", "dtype")
 """Options that say what is trained: of a run with `serving`, where nothing serves."""
 
 
-def decision_lines(decisions: Iterable[Decision]) -> list[str]:
-    """Return the lines about the gate's decisions: of each outcome what has become of how many coins, then the reasons.
+def decision_lines(decisions: Iterable[Decision], judged: Iterable[FleetJudgement] = ()) -> list[str]:
+    """Return the lines about the gate's decisions: what has become of how many coins, and by which reasons.
 
-    Decisions with the same outcome and rule share a reason: a first training makes forty champions for the same one.
+    Decisions with the same outcome, architecture and rule share a reason: a first training makes forty champions for
+    the same one.
+
+    Args:
+        judged: the fleets of the run; their verdicts are told of the models that serve now.
     """
-    by_outcome: dict[str, list[Decision]] = defaultdict(list)
+    verdicts = {model.run_id: finding(model.verdict) for fleet in judged for model in fleet.judgements}
+    alike: dict[tuple[str, str], list[Decision]] = defaultdict(list)
     for decision in decisions:
-        by_outcome[decision.outcome].append(decision)
+        alike[decision.outcome, decision.architecture].append(decision)
     lines = []
-    for alike in sorted(by_outcome.values(), key=len, reverse=True):
-        lines.append(decided_sentence(alike))
+    for group in sorted(alike.values(), key=len, reverse=True):
+        lines.append(f"{decided_sentence(group)}{_judged_clause(group, verdicts)}")
         by_rule: dict[str, list[Decision]] = defaultdict(list)
-        for decision in alike:
+        for decision in group:
             by_rule[decision.rule].append(decision)
         # The reasons of a rule differ in figures alone, so the first stands for all.
         for first, *others in by_rule.values():
-            more = f" (and {len(others)} more)" if others else ""
-            lines.append(f"{first.series}{more}: {first.reason}")
+            more = f" and {len(others)} more" if others else ""
+            lines.append(f"{first.series}{more}: {_RECIPE.sub(_PLAIN_RECIPE, first.reason)}")
     return lines
 
 
+def _judged_clause(decisions: Iterable[Decision], verdicts: Mapping[str, str]) -> str:
+    """Return what the run has found about models of one architecture; "" if it has judged none of them."""
+    runs = [decision.serving.run_id for decision in decisions if decision.serving]
+    found = Counter(verdicts[run] for run in runs if run in verdicts)
+    if not found:
+        return ""
+    (first, times), *others = found.most_common()
+    than = f"{_AGAINST[first]} a random walk's" if first in _AGAINST else "not judged"
+    parts = [f"{than} for {times}" if others else than, *(f"{f or 'not judged'} for {n}" for f, n in others)]
+    return f": on the test span its bands were {', '.join(parts)}"
+
+
 def fleet_warnings(shards: Sequence[ShardResult]) -> list[str]:
-    """Return the distinct warnings about a fleet's members, each with the number of members it applies to."""
+    """Return the distinct warnings about a fleet's members, each with the number of models it applies to."""
     members = [member for shard in shards for member in shard.members]
     texts = Counter(text for member in members for text in member_warnings(member.report))
     return [
-        text if times == len(members) else f"{text} ({times} of {counted(len(members), 'member')})"
+        text if times == len(members) else f"{text} ({times} of {counted(len(members), 'model')})"
         for text, times in texts.items()
     ]
 
@@ -100,7 +125,7 @@ def judged_line(run: Run) -> str:
         "the class frequencies" if classes else "the random walk" for classes in sorted(classifies)
     )
     board = f" (`cpb leaderboard --run {run.run_id[:8]}`)" if has_board(run.fleets) else ""
-    return f"judged {counted(run.members, 'member')} against {references}{board}"
+    return f"judged {counted(run.members, 'model')} against {references}{board}"
 
 
 def accuracy_lines(run: Run) -> list[str]:
@@ -112,7 +137,11 @@ def accuracy_lines(run: Run) -> list[str]:
 
 def end_lines(run: Run) -> list[str]:
     """Return the last lines: what the run leaves, and what its training cost."""
-    packaged = f", packaged in {run.published}" if run.published else ""
-    left = f"{counted(run.champions, 'champion')}, {counted(run.forecast_rows, 'forecast row')}{packaged}"
+    where = f"packaged in {run.published}" if run.published else "not packaged"
+    champions = (
+        f"{counted(run.champions, 'champion')} {where}" if run.champions else "no model became champion"
+    )
+    rows = counted(run.forecast_rows, "row")
+    left = f"{champions}; {f'{rows} of forecasts stored' if run.forecast_rows else 'no forecast was made'}"
     cost = run_cost(run.fleets, run.trained_before)
     return [left, f"cost: {cost}"] if cost else [left]

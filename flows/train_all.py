@@ -26,6 +26,8 @@ from flows.run import Run, flow_run, until_reachable
 from flows.sentences import accuracy_lines, decision_lines, end_lines
 from schemas.errors import counted
 from schemas.run import RunSpec
+from tasks.forecasting.outlook import outlook
+from tasks.forecasting.staleness import stale_sentence
 from tasks.market.listing import with_listed_pairs
 from tasks.running.progress import PrintLine
 from tasks.steps import check_publishable, forecast, opened_engine, promote
@@ -69,12 +71,15 @@ def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
             _, judged = train_and_evaluate(run, spec, planned, engine, archiver)
             run.tell(accuracy_lines(run))
             run.decisions = promote(spec, judged, planned.stopped)
-            run.tell(decision_lines(run.decisions))
+            run.tell(decision_lines(run.decisions, judged))
             leave_results(run, spec, judged)  # after the decisions: the models' versions are known
     published = publish_champions(run, spec)
     # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed run.
     issued = forecast.after(run.decisions, published)(spec.scope)
     run.forecast_rows = run.note(issued).total_rows
+    with run.attempt("forecast"):
+        run.forecasts = outlook(spec.scope.home, issued.issued, spec.scope.as_of)
+        run.stale = stale_sentence(spec.scope.home, issued.series, spec.scope.as_of, spec.source)
     run.tell(end_lines(run))
     run.end()  # the pruning waits for no run that is still open, and an archive is to hold one that has ended
     if spec.prune:
@@ -89,5 +94,5 @@ def train_all(spec: RunSpec) -> State:
     run = run_train_all(spec, waits_s=NIGHT_WAITS_S if runtime.deployment.id else ())
     show_board(run)
     name = "Partial" if run.failures else "Completed"
-    message = f"{counted(run.members, 'member')}, {len(run.failures)} failed"
+    message = f"{counted(run.members, 'model')}, {len(run.failures)} failed"
     return Completed(name=name, message=message, data=run.as_json())

@@ -128,11 +128,23 @@ class Decision(Record):
         """Whether the champion of the series changed."""
         return self.outcome in MOVED
 
+    @property
+    def serving(self) -> ModelRef | None:
+        """The model that serves the series after the decision; None if there is none, or it is not known."""
+        if self.outcome == "retired":
+            return None
+        return self.candidate if self.moved else self.incumbent
+
+    @property
+    def architecture(self) -> str:
+        """The architecture that serves the series after the decision; "" if there is none, or it is not known."""
+        return self.serving.recipe.partition("/")[0] if self.serving else ""
+
 
 def decided_sentence(decisions: Sequence[Decision]) -> str:
-    """Return what decisions of one outcome mean: `4 coins have their first champion: har`.
+    """Return what decisions of one outcome mean: `4 coins have their first champion, har`.
 
-    After the colon are the architectures that serve now; of a single series, its name stands for the number.
+    After the comma are the architectures that serve now; of a single series, its name stands for the number.
     """
     one, several = _SENTENCES[decisions[0].outcome]
     what = "coin" if len({decision.series.timeframe for decision in decisions}) == 1 else "series"
@@ -141,6 +153,5 @@ def decided_sentence(decisions: Sequence[Decision]) -> str:
         if len(decisions) == 1
         else f"{counted(len(decisions), what)} {several}"
     )
-    serving = [decision.candidate if decision.moved else decision.incumbent for decision in decisions]
-    names = sorted({model.recipe.partition("/")[0] for model in serving if model and model.recipe})
-    return f"{whose}: {', '.join(names)}" if names and decisions[0].outcome != "retired" else whose
+    names = sorted({decision.architecture for decision in decisions} - {""})
+    return ", ".join([whose, *([" and ".join(names)] if names else [])])

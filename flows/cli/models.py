@@ -22,6 +22,7 @@ from schemas.scope import ScopeSpec
 from tasks.storage.home_version import checked_home, mark_home, stored_home
 
 if TYPE_CHECKING:
+    from schemas.decision import Outcome
     from schemas.ledger import Alarm
     from tasks.promotion.by_hand import Served
 
@@ -56,12 +57,23 @@ _LEDGER = (
 _FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
 """The ratio to the random walk on the test span with its 95 % interval; null if it was not judged."""
 
+_DECIDED: dict["Outcome", str] = {
+    "first": "first champion",
+    "refreshed": "newer model",
+    "switched": "other recipe",
+    "kept": "kept",
+    "unchanged": "unchanged",
+    "forced": "by hand",
+    "retired": "retired",
+}
+"""What the gate's last decision on a champion was, in a word or two."""
+
 _TABLE = (
     Column("series", "series", stays=True),
     Column("architecture", "architecture", stays=True),
     Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
     Column("95 % interval", "interval", ">"),
-    Column("test span", "finding", stays=True),
+    Column("verdict", "finding", stays=True),
     Column("live", "live"),
     Column("version", "version"),
     Column("preset", "preset"),
@@ -301,7 +313,8 @@ def _explained(served: "Served", alarm: "Alarm | None") -> list[str]:
     # Why it became champion, and the last decision, which mostly confirmed it: often the same.
     decisions = [d for d in (served.became, served.newest) if d]
     lines += dict.fromkeys(
-        f"  {d.decided_at:{MINUTE}} UTC {d.outcome} ({d.rule}): {d.reason}" for d in decisions
+        f"  {d.decided_at:{MINUTE}} UTC {d.outcome}{'' if d.rule == d.outcome else f' ({d.rule})'}: {d.reason}"
+        for d in decisions
     )
     if not decisions:
         lines.append("  no decision is recorded: it was made champion in MLflow")
@@ -317,7 +330,7 @@ def _table_row(served: "Served", alarm: "Alarm | None") -> dict[str, Any]:
     row = _row(served)
     return row | {
         "series": str(served.champion.series),
-        "decision": f"{served.newest.outcome} ({served.newest.rule})" if served.newest else None,
+        "decision": _DECIDED[served.newest.outcome] if served.newest else None,
         "interval": interval(row["crps_ratio_low"], row["crps_ratio_high"]),
         "finding": "damaged" if served.champion.damage else finding(row["verdict"]),
         "live": _live(alarm),

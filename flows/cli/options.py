@@ -210,11 +210,11 @@ class Command(TyperCommand):
 
 
 def command_line(command: str, spec: Spec, of: type[Spec]) -> str:
-    """Return the command line, of a command whose specification is `of`, that gives it the values of `spec`.
+    """Return the command line that gives a command the values of `spec`, of the fields that `of` has too.
 
-    Secrets in the address of a source are left out: a person types them again.
+    `command`: with its arguments. Secrets in the address of a source are left out: a person types them again.
     """
-    words = ["cpb", command]
+    words = ["cpb", *command.split()]
     for name, field in of.model_fields.items():
         value = getattr(spec, name)
         # What a preset file contains is read again from the file, which `preset` names.

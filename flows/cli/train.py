@@ -1,20 +1,22 @@
 """`cpb demo`, `train` and `train-all`; `backtest` and `tune`: methods over several periods, and their options."""
 
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from flows.cli import end_interrupted
+from flows.cli.closing import print_forecasts, print_next
 from flows.cli.ending import Answer, answered
 from flows.cli.models import print_board
 from flows.cli.options import cli_options, command_line
 from flows.cli.presets import listed, print_presets
 from flows.console import Column, echo, finding, interval, print_table, quiet_libraries
 from flows.progress import shown_progress
+from flows.typed import typed_command
 from schemas.backtesting import BacktestSpec
 from schemas.chances import SCORED
 from schemas.errors import p_value
+from schemas.identity import SPOT
 from schemas.run import RunSpec, TrainSpec
 from schemas.tuning import TuneSpec
 from tasks.storage.urls import public_url
@@ -37,6 +39,10 @@ _COLUMNS = (
     Column("forecasts", "n", ","),
 )
 
+_RUNS = ("cpb ui", "every run with its curves, in MLflow")
+_REAL = ("cpb train-all --coins BTC,ETH --timeframes 1h", "the same on real candles, fetched from Binance")
+"""Commands that come next, each with what it is for."""
+
 
 @answered
 def demo() -> Answer:
@@ -50,8 +56,12 @@ def demo() -> Answer:
     result = _train_all(spec, "demo", direct=True)
 
     def shown() -> None:
+        from tasks.tracking.home_store import tracking_uri
+
         _show_board(result)
-        _next_steps()
+        print_forecasts(result, spec)
+        echo(f"\nMLflow store: {public_url(tracking_uri())}")
+        print_next(result, spec, [_RUNS, _REAL])
 
     return Answer(result, shown)
 
@@ -76,7 +86,15 @@ def train_all(
     Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
     """
     result = _train_all(spec, "train-all")
-    return Answer(result, partial(_show_board, result))
+
+    def shown() -> None:
+        _show_board(result)
+        print_forecasts(result, spec)
+        market = "" if spec.market == SPOT else f" --market {spec.market}"
+        why = (f"cpb champions --why{market}", "why each of them serves")
+        print_next(result, spec, [why, _RUNS] if result["champions"] else [_RUNS])
+
+    return Answer(result, shown)
 
 
 @answered
@@ -106,7 +124,7 @@ def train(
     # Other words than elsewhere: without --resume this command begins anew.
     except KeyboardInterrupt:
         end_interrupted("add --resume latest to continue from the last checkpoint instead of starting over")
-    again = command_line("train-all", spec, RunSpec)
+    again = typed_command(command_line("train-all", spec, RunSpec))
     return Answer(result, lambda: echo("\n".join(result_lines(result, again))))
 
 
@@ -128,15 +146,6 @@ def _show_board(result: dict[str, Any]) -> None:
     # The run's own rows, finished or not: of another night's models the figures are others.
     if has_board(result["fleets"]):
         print_board(read_board(result["run_id"]))
-
-
-def _next_steps() -> None:
-    from tasks.tracking.home_store import tracking_uri
-
-    echo(f"\nMLflow store: {public_url(tracking_uri())}\nNext:")
-    echo("  cpb ui                                        compare the runs in the MLflow UI")
-    echo("  cpb serve                                     forecasts on a page")
-    echo("  cpb train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")
 
 
 @answered

@@ -135,6 +135,17 @@ def find_stale(
     return stale
 
 
+def stale_sentence(
+    home: Path, series: Sequence[SeriesId], now: datetime | None = None, source: str | None = None
+) -> str:
+    """Return the first finding of `find_stale`, of how many more it is so, and a command for all; "" for none."""
+    stale = find_stale(home, series, now)
+    if not stale:
+        return ""
+    more = f"; so it is with {len(stale) - 1} more series" if len(stale) > 1 else ""
+    return f"{stale[0].finding}{more}; {refreshed_by(home, [old.series for old in stale], source)}"
+
+
 def newest_month(home: Path, series: SeriesId, until: datetime | None) -> datetime | None:
     """Return the start of the newest stored month of candles (not after `until`): older months need not be read."""
     # Names of months compare as texts; `9999-12` is after each.

@@ -85,16 +85,16 @@ def judge_fleet(
     with ExitStack() as display:
         for nth, (job, result) in enumerate(trained):
             if nth == 0:  # until a shard has been trained nothing is judged
-                display.enter_context(reporting(name, total, "members"))
+                display.enter_context(reporting(name, total, "models"))
             shard = shard_folder(root, job)
             places = {m.name: member_folder(shard, m.name) for m in result.members}
             folders |= places
             scores |= {member: score for member, place in places.items() if (score := known_score(place))}
             missing = [member for member in result.members if member.name not in scores]
             for _ in range(len(result.members) - len(missing)):
-                report_progress(name, next(done), total, "members")
+                report_progress(name, next(done), total, "models")
             failed = judge_shard(
-                judges, shard, missing, lambda: report_progress(name, next(done), total, "members")
+                judges, shard, missing, lambda: report_progress(name, next(done), total, "models")
             )
             failures += failed
             # Scores travel by file, not by pipe: the file is what a repeated command finds, so what is used is what

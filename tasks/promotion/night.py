@@ -134,7 +134,7 @@ def decide_timeframe(
     for state in states.values():
         incumbent = state.incumbent
         if incumbent is None:
-            _choose_first(state, order, sound, "first", "it has no champion")
+            _choose_first(state, order, sound, "first", "it had no champion")
         elif incumbent.damage:
             _replace_damaged(state, order, sound, incumbent, incumbent.damage)
         # A switch goes before a refresh: the backtest has judged the recipes on years, a refresh looks at
@@ -202,13 +202,18 @@ def _choose_first(
     best = gate.choose_first(state.models, order, sound)
     if best is None:  # only classifiers, which do not forecast prices
         return
-    figures = f"pooled validation CRPS ratio {order[best.recipe]:.4f}, of {len(order)} recipes"
+    if best.recipe == next(iter(order)):
+        chosen = f"is the best of {len(order)} recipes" if len(order) > 1 else "is this run's only recipe"
+    else:
+        chosen = "serves most other coins"
+    figures = f"CRPS ratio {order[best.recipe]:.4f} on the validation span, pooled over coins"
     provisional = (
         "; it is provisional: a model of a different preset replaces it unless worse"
         if best.provisional
         else ""
     )
-    state.choose(best.recipe, GateDecision("first", rule, f"{why}: {best.recipe} ({figures}){provisional}"))
+    reason = f"{why}; {best.recipe} {chosen} ({figures}){provisional}"
+    state.choose(best.recipe, GateDecision("first", rule, reason))
 
 
 def _replace_damaged(
@@ -269,6 +274,9 @@ def _no_candidate(state: SeriesState, incumbent: GateModel, order: Iterable[Reci
     if best and (stop := gate.refused(best, incumbent)):
         return stop
     reason = f"this run has no model of the champion's recipe {incumbent.recipe}"
+    alike = (incumbent.recipe.architecture, incumbent.recipe.preset)
+    if any((recipe.architecture, recipe.preset) == alike for recipe in state.candidates):
+        reason += ", only one with other options or columns"
     return GateDecision("kept", "no-candidate", reason)
 
 

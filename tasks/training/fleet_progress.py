@@ -81,7 +81,7 @@ class FleetProgress:
     def waiting(self, what: str) -> None:
         """Report what a shard waits for, unless other shards are running and shown instead."""
         if not any(shard.share for shard in self._shards.values()):
-            report_progress(self._step, 0, 0, "shards", what)
+            report_progress(self._step, 0, 0, "parts", what)
 
     def begin(self, job: ShardJob, folder: Path) -> None:
         """Read what an earlier run has trained of a shard: no line tells of it again."""
@@ -121,7 +121,7 @@ class FleetProgress:
             # The others may have ended the stage before: then nobody else reports its last line.
             for stage in sorted(self._open):  # a shard that failed has left it
                 self._close(stage, shard.newest.get(stage))
-        report_progress(self._step, self._share(), len(self._shards), "shards")
+        report_progress(self._step, self._share(), len(self._shards), "parts")
 
     def _share(self) -> float:
         return sum(shard.share for shard in self._shards.values())
@@ -196,9 +196,9 @@ class FleetProgress:
         device, shard = state["device"], self._shards[job_key(job)]
         if device and device not in self._devices:
             self._devices.add(device)
-            report_line(f"training {self.name} on {device}")
-            shards = len(self._shards)
-            report_line(state["data"] + (f", the first of {shards:,} shards" if shards > 1 else ""))
+            parts = len(self._shards)
+            data = f"in {parts:,} parts, the first with {state['data']}" if parts > 1 else state["data"]
+            report_line(f"training {self.name} on {device}: {data}")
         # Trained is not ended: forecasts and files are still to come, and a bar at its end would vanish.
         shard.share = min(state["share"], 1 - NOT_ENDED)
         facts, stages = [], state["trains_stages"]  # facts: the most important first
@@ -206,7 +206,7 @@ class FleetProgress:
             facts.append(f"stage {state['trains_stage']} of {stages}: {state['trains']}")
         if state["stage"] != "training":
             facts.append(
-                f"forecasts the spans to be judged: {state['forecasts']:,}/{state['to_forecast']:,} members"
+                f"forecasts the spans to be judged: {state['forecasts']:,}/{state['to_forecast']:,} models"
             )
         elif "windows_per_s" in state:
             losses = [state["train_loss"], state["val_loss"]]
@@ -220,4 +220,4 @@ class FleetProgress:
         elif len(self._shards) == 1 and stages > 1:
             report_progress(self._step, shard.share * stages, stages, "stages", *facts)
         else:
-            report_progress(self._step, self._share(), len(self._shards), "shards", *facts)
+            report_progress(self._step, self._share(), len(self._shards), "parts", *facts)

@@ -66,7 +66,6 @@ class ProgressFile:
         first = self._state["device"] is None
         if first:
             rows, columns = record.data
-            text = f"[{rows:,}, {columns}] {record.data_dtype}, {record.data_mb:,.2f} MB"
             name = f"{record.device} ({counted(usable_cores(), 'core')})"
             if record.device != "cpu":
                 import torch
@@ -75,7 +74,9 @@ class ProgressFile:
                 chip = torch.cuda.get_device_name(record.device)
                 name = f"{record.device} {chip}, {free:.1f} of {total:.1f} GB free"
             self._state["device"] = name
-            self._state["data"] = f"Data on {record.device}: {text}"
+            self._state["data"] = (
+                f"{rows:,} candles of {counted(columns, 'column')}, {record.data_mb:,.2f} MB as {record.data_dtype}"
+            )
         self._state["members"] = record.of_members
         self._state |= _stage(record)
         done = (record.epoch - 1 + record.step / record.steps) / record.epochs

@@ -68,7 +68,7 @@ def is_trained(fleet: FleetPlan, before: Mapping[str, str]) -> bool:
 def _resumed(fleet: FleetPlan, before: Mapping[str, str]) -> str:
     """Return what of a fleet earlier runs have trained, in words; "" for nothing."""
     return ", ".join(
-        text if times == len(fleet.shards) else f"{times} of {counted(len(fleet.shards), 'shard')} {text}"
+        text if times == len(fleet.shards) else f"{times} of {counted(len(fleet.shards), 'part')} {text}"
         for text, times in Counter(before[job_key(shard)] for shard in fleet.shards).items()
         if text
     )
@@ -109,7 +109,7 @@ def train_fleets(
             result = train(shard, of_fleet)
         except Exception as error:  # noqa: BLE001 - an error of one shard is a failure of its members alone
             if not isinstance(error, CpbError | OSError):  # a fault of the program: its place is needed
-                log.warning("a shard of %s was lost", of_fleet.name, exc_info=error)
+                log.warning("a part of %s was lost", of_fleet.name, exc_info=error)
             result = failed_shard(shard, error)
         # First, as `ended` may wake the judges of the fleet.
         results[job_key(shard)] = result
@@ -156,8 +156,8 @@ def train_and_judge(
             yield shards[ending], ending.result()
         results = [ending.result() for ending in shards]
         facts = "; ".join(filter(None, [cost_text(fleet_cost(results)), _resumed(fleet, before)]))
-        members = counted(sum(len(result.members) for result in results), "member")
-        report(f"trained {fleet.name}: {members}{f' ({facts})' if facts else ''}")
+        models = counted(sum(len(result.members) for result in results), "model")
+        report(f"trained {fleet.name}: {models}{f' ({facts})' if facts else ''}")
 
     # A thread for the queue and one a fleet; these wait, and their work is done by processes.
     calls: list[Callable[[], Any]] = [

@@ -54,7 +54,7 @@ def prepare(root: Path, job: ShardJob) -> Path:
     result = find_record(folder / RESULT, ShardResult)
     damage = shard_damage(folder, result) if result else ""
     if damage:
-        log.warning("this shard is trained again, because %s", damage)
+        log.warning("a part of this training is done again, because %s", damage)
     if damage or not result:
         (folder / RESULT).unlink(missing_ok=True)
     return folder

@@ -6,6 +6,7 @@ asked an index for would not be found. The home is `~/.local/share/cpb`, as noth
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -203,6 +204,37 @@ def installed(tmp_path_factory, wheels):
     made = _by_pip(folder, wheels, *(folder / "dist").glob("*.whl"))
     made.cpb("demo")
     return made
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_the_demo_ends_with_commands_that_work_as_they_are_printed(installed, on_path):
+    folder = os.path.relpath(installed.program.parent, installed.work)
+    path = f"{installed.program.parent}:{os.environ['PATH']}" if on_path else os.environ["PATH"]
+
+    def typed(command):
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=installed.work,
+            env=installed.env | {"PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    program = "cpb" if on_path else f"{folder}/cpb"
+    ended = typed(f"{program} demo")
+    assert re.search(r"^1h \(market sim\): the close of .* UTC$", ended.stdout, re.MULTILINE | re.DOTALL)
+    question, *others = [line.strip() for line in ended.stderr.partition("Next:\n")[2].splitlines()[::2]]
+    assert others == [
+        f"{program} serve",
+        f"{program} ui",
+        f"{program} train-all --coins BTC,ETH --timeframes 1h",
+    ]
+    assert question.startswith(f"{program} forecast BTC 1h --source sim --target ")
+    assert "reached first?" in typed(question).stdout
 
 
 def test_every_module_and_file_is_in_the_environment_and_none_of_the_clone_is_used(installed):

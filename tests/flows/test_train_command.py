@@ -269,7 +269,7 @@ def test_a_run_of_classifiers_alone_has_no_board_and_is_no_failure(cpb_here, mon
     forecasting, failed = {"fleet": "gru", "seconds": 1.0}, {"fleet": "gru"}
     classifying = {"fleet": "classifier-gru", "seconds": 1.0} | CLASSES
     for fleets in ([classifying], [classifying, failed], [classifying, forecasting]):
-        result = {"run_id": str(len(fleets[-1])), "fleets": fleets, "exit": 0}
+        result = Run("train-all", print, run_id=str(len(fleets[-1])), fleets=fleets).as_json()
         monkeypatch.setattr("flows.cli.train._train_all", lambda *_, given=result: given)
         assert cpb_here("train-all", "--source", "sim")[0] == 0
     assert asked == ["2"]

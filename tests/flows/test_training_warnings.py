@@ -40,6 +40,6 @@ def test_a_fleet_says_each_thing_once_and_of_how_many():
         for key, trained in (("a", first), ("b", second))
     ]
     assert fleet_warnings(shards) == [
-        "memory ran out: each batch was split into 2 parts (1 of 2 members)",
+        "memory ran out: each batch was split into 2 parts (1 of 2 models)",
         "busy only 3 %",
     ]

@@ -100,7 +100,7 @@ def test_switches_and_drift_are_told_in_one_message_and_refreshes_are_not(inbox,
     for _ in range(2):
         run(home, decisions=[decided("switched")], alarms=[drifted("drifted")])
     (body,) = bodies(inbox)
-    assert "BTCUSDT 1h follows the recipe that won a backtest: gru; it is better" in body
+    assert "BTCUSDT 1h follows the recipe that won a backtest, gru; it is better" in body
     assert "BTCUSDT 1h is drifted since 2025-06-05 14:00 UTC: 35.0%" in body
 
 

@@ -19,12 +19,12 @@ def decision(outcome, symbol="BTCUSDT", timeframe="1h", candidate=HAR):
 @pytest.mark.parametrize(
     ("decisions", "sentence"),
     [
-        ([decision("first"), decision("first", "ETHUSDT")], "2 coins have their first champion: har"),
-        ([decision("first")], "BTCUSDT 1h has its first champion: har"),
-        ([decision("kept"), decision("kept", timeframe="15m")], "2 series keep their champions: gru"),
+        ([decision("first"), decision("first", "ETHUSDT")], "2 coins have their first champion, har"),
+        ([decision("first")], "BTCUSDT 1h has its first champion, har"),
+        ([decision("kept"), decision("kept", timeframe="15m")], "2 series keep their champions, gru"),
         (
             [decision("refreshed"), decision("refreshed", "ETHUSDT", candidate=GRU)],
-            "2 coins have newer champions: gru, har",
+            "2 coins have newer champions, gru and har",
         ),
         ([decision("retired")], "BTCUSDT 1h has lost its champion"),
     ],

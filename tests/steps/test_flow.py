@@ -1,6 +1,8 @@
 """The flow from candles to forecasts, with a trainer that runs in this process: what fails, fails alone."""
 
+import json
 import re
+import shlex
 import shutil
 import time
 from dataclasses import replace
@@ -12,12 +14,16 @@ import pytest
 import torch
 
 from cpbmodels.fleet.fleet import Fleet
+from flows.console import price
 from flows.housekeeping import leave_results
 from flows.train_all import run_train_all
 from flows.train_one import train_one
 from schemas.errors import CpbError
+from schemas.home import home_folder
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
+from tasks.forecasting.months import latest
+from tasks.forecasting.price_chances import chances_of
 from tasks.promotion import night
 from tasks.promotion.losses import registered_model
 from tasks.running.progress import reports_to
@@ -250,7 +256,7 @@ def test_a_resumed_training_says_so_at_the_beginning(trainer, monkeypatch):
         for i, line in enumerate(said)
         if line.startswith("resuming linear: from its last checkpoint on, of")
     ]
-    (end,) = [i for i, line in enumerate(said) if line.startswith("trained linear: 1 member (")]
+    (end,) = [i for i, line in enumerate(said) if line.startswith("trained linear: 1 model (")]
     assert place < end
     assert re.search(r"of epoch [1-4]$", said[place])
     assert said[place].removeprefix("resuming linear: ") in said[end]
@@ -276,7 +282,7 @@ def test_what_the_fleets_cost_is_said_at_the_end_and_by_json(trainer):
     summary, said = run()
     (trained,) = [line for line in said if line.startswith("trained linear: ")]
     assert re.fullmatch(
-        r"trained linear: 2 members \(\d+\.\d s, [\d,]+ windows/s on cpu, at most [\d,]+ MB of memory, "
+        r"trained linear: 2 models \(\d+\.\d s, [\d,]+ windows/s on cpu, at most [\d,]+ MB of memory, "
         r"best epoch 1 of 1\)",
         trained,
     )
@@ -309,7 +315,7 @@ def test_of_classifiers_the_run_says_how_often_they_are_right(trainer):
     assert 0 < classifier["test_macro_f1"] <= classifier["test_accuracy"] < 1
     assert "test_accuracy" not in robust
     assert any(
-        line.startswith("judged 4 members against the random walk and the class frequencies") for line in said
+        line.startswith("judged 4 models against the random walk and the class frequencies") for line in said
     )
 
 
@@ -601,3 +607,53 @@ def test_a_coin_that_stopped_trading_loses_its_champion(trainer, tmp_path, monke
     assert serving == ({BTC} if stopped else {BTC, ETH})
     assert any("has stopped trading" in line for line in said) == bool(stopped)
     assert any("sim ETHUSDT 1h has lost its champion" in line for line in said) == bool(stopped)
+
+
+def test_a_run_ends_with_its_forecasts_and_with_commands_that_work(trainer, cpb_here):
+    spec = SPEC.model_dump(exclude={"overrides"})
+    options = [f"--{name.replace('_', '-')}={spec[name]}" for name in ("source", "since", "as_of", "preset")]
+    words = ["train-all", "--coins=BTC,ETH", "--timeframes=1h", "--architectures=linear", "--set", "epochs=1"]
+    code, out, err = cpb_here(*words, *options)
+    assert code == 0
+    assert "2 coins have their first champion, linear: on the test span its bands were " in err
+    assert "2 champions packaged in " in err
+    assert re.search(r"1h \(market sim\): the close of 2025-01-01 10:00 UTC", out)
+    told = json.loads(cpb_here(*words, *options, "--json")[1].splitlines()[-1])
+    assert [(row["symbol"], row["market"]) for row in told["forecasts"]] == [
+        ("BTCUSDT", "sim"),
+        ("ETHUSDT", "sim"),
+    ]
+    verdicts = {champion.series: champion.verdict for champion in champions(open_store(), market="sim")}
+    for series, row in zip((BTC, ETH), told["forecasts"], strict=True):
+        stored = latest(home_folder(), series)
+        last = stored.row(-1, named=True)
+        assert {name: row[name] for name in ("q10", "q90", "last_close")} == {
+            name: pytest.approx(last[name]) for name in ("q10", "q90", "last_close")
+        }
+        up, down = chances_of(home_folder(), series, stored).stops([0.05])
+        assert (row["touched_up"], row["touched_down"]) == (
+            pytest.approx(up["price"]),
+            pytest.approx(down["price"]),
+        )
+        assert row["verdict"] == verdicts[series]
+        shown = (
+            f"{price(row['q10'])}–{price(row['q90'])} {price(row['touched_down'])} {price(row['touched_up'])}"
+        )
+        assert shown in " ".join(out.split())
+    commands = [line.strip() for line in err.splitlines() if line.startswith("  cpb ")]
+    assert commands[0].startswith(
+        "cpb forecast BTC 1h --source sim --since 2024-09 --as-of 2025-01-01 --target "
+    )
+    assert commands[1:] == ["cpb serve", "cpb champions --why --market sim", "cpb ui"]
+    code, out, _ = cpb_here(*shlex.split(commands[0])[1:])
+    assert code == 0
+    assert "reached first?" in out
+    assert cpb_here(*shlex.split(commands[2])[1:])[0] == 0
+
+
+def test_a_champion_without_a_table_of_extremes_has_a_band_and_no_touched_prices(trainer, monkeypatch):
+    monkeypatch.setattr("tasks.storage.packaged.ServedModel.extremes", lambda model: None)
+    made, _ = run(architectures="linear")
+    assert made.exit_code == 0
+    assert [(row["touched_up"], row["touched_down"]) for row in made.forecasts] == [(None, None)] * 2
+    assert all(row["q10"] < row["last_close"] < row["q90"] for row in made.forecasts)

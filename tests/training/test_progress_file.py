@@ -80,7 +80,7 @@ def test_the_device_and_the_data_are_named_once_before_the_first_step(told):
     state, heard = read()
     assert (state["epoch"], state["epochs"], state["share"], state["eta_s"]) == (0, 10, 0.0, None)
     assert heard[0].startswith("training gru on cpu (")
-    assert heard[1] == "Data on cpu: [5,136, 4] float32, 0.08 MB"
+    assert heard[0].endswith("): 5,136 candles of 4 columns, 0.08 MB as float32")
     assert len(read()[1]) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_fleet_that_waits_says_for_what_and_then_what_it_does(told):
     assert ended(reports) == {"train gru"}
     file.on_step(step(1, 0))
     file.forecasting(0, 8)
-    assert read()[1][-1].facts == ("forecasts the spans to be judged: 0/8 members",)
+    assert read()[1][-1].facts == ("forecasts the spans to be judged: 0/8 models",)
 
 
 def test_shards_of_a_fleet_are_told_as_one(told):
@@ -154,9 +154,9 @@ def test_shards_of_a_fleet_are_told_as_one(told):
         whole.ended(shard)
 
     lines, (report, end) = heard_of(lambda: train(plan.shards[0]))
-    data = "Data on cpu: [5,136, 4] float32, 0.08 MB, the first of 20 shards"
-    assert lines == [f"training gru on {state['device']}", data]
-    assert (report.step, report.done, report.unit) == ("train gru", state["share"], "shards")
+    data = "in 20 parts, the first with 5,136 candles of 4 columns, 0.08 MB as float32"
+    assert lines == [f"training gru on {state['device']}: {data}"]
+    assert (report.step, report.done, report.unit) == ("train gru", state["share"], "parts")
     assert (report.total, end.done, end.total) == (20, 1, 20)
     lines, reports = heard_of(lambda: [train(shard) for shard in plan.shards[1:-1]])
     assert (lines, reports[-1].done, ended(reports)) == ([], 19, set())

@@ -63,7 +63,7 @@ def test_a_fleet_is_judged_while_the_next_one_trains():
     assert (engine.shards, engine.closed) == (2, True)
     assert [[len(shard.members) for shard in shards] for shards in results] == [[2], [2]]
     assert names(found) == [(plan.name, [job_key(shard) for shard in plan.shards]) for plan in (GRU, HAR)]
-    assert said == ["trained gru: 2 members (2.0 s)", "trained har: 2 members (2.0 s)"]
+    assert said == ["trained gru: 2 models (2.0 s)", "trained har: 2 models (2.0 s)"]
 
 
 def test_an_error_costs_the_members_of_its_shard_alone_and_a_fault_names_its_place(caplog):
@@ -82,7 +82,7 @@ def test_an_error_costs_the_members_of_its_shard_alone_and_a_fault_names_its_pla
         2,
     )
     assert len(judged) == 2  # a fleet without a model too: its failures are recorded
-    assert ("a shard of gru was lost" in caplog.text, "Traceback" in caplog.text) == (True, True)
+    assert ("a part of gru was lost" in caplog.text, "Traceback" in caplog.text) == (True, True)
     caplog.clear()
 
     def full(job, progress):
