@@ -7,12 +7,14 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
-from schemas.coins import EXCHANGE, MONTH, SYMBOL, is_coin_pair
+from schemas.coins import EXCHANGE, MONTH, SYMBOL, check_known, is_coin_pair
 from schemas.errors import CpbError, UsageError, counted
-from schemas.identity import MARKET_FOLDERS, SeriesId
+from schemas.identity import MARKET_FOLDERS, OWN, SIM, SeriesId, stored_series
 from schemas.scope import ScopeSpec
 from tasks.market.client import (
     HttpSource,
@@ -166,6 +168,28 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
         f"exchange: {counted(len(coins), 'pair')} ({len(listed) - len(coins):,} leveraged or stable left out)"
     )
     return type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
+
+
+def check_coins(spec: ScopeSpec) -> None:
+    """Refuse coins of which this machine's candles, offline or in a folder, have none, before anything heavy is loaded.
+
+    What is behind a network the ingestion asks, and it tells of a coin that is missing beside others.
+
+    Raises:
+        UsageError: names similar coins.
+    """
+    scope, known = spec.scope, set[str]()
+    if scope.offline:
+        place = f"the store in {scope.root}"
+        known = {s.symbol for s in stored_series(scope.home, "klines") if s.market == scope.market}
+    elif scope.source and Path(scope.source).is_dir() and scope.market not in (OWN, SIM):
+        place = scope.source
+        with suppress(SourceFault):
+            known = FolderSource(Path(scope.source)).symbols(scope.market)
+    # An empty folder is another fault than a name; a coin that is there by another unit has a remedy of its own.
+    asked = [*scope.symbols]
+    if known and {*map(_without_unit, known)}.isdisjoint(map(_without_unit, asked)):
+        check_known(asked, known, place)
 
 
 def unreachable(source: Source, fault: Unreachable) -> CpbError:
