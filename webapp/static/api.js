@@ -1,6 +1,6 @@
 // Questions to the service. Whatever goes wrong with one is a sentence: what the browser says of it reaches no one.
 
-export const AWAY = "The service does not answer; is `cpb serve` still running?";
+export const AWAY = window.cpbAway;
 const TIMEOUT_MS = 60_000;
 
 // Where a path of the service is, wherever the page lies: below a name of its own, or below another page's.
