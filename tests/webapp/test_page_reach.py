@@ -20,6 +20,12 @@ def show(page, view):
     page.wait_for_load_state("networkidle")
 
 
+def show_cards(page):
+    show(page, "#/")
+    page.get_by_role("button", name="cards", exact=True).click()
+    page.wait_for_selector(".tile")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
 def test_axe_finds_nothing_serious(open_page, mixed, theme, width):
@@ -30,6 +36,9 @@ def test_axe_finds_nothing_serious(open_page, mixed, theme, width):
         if view == "#/runs":
             page.keyboard.press("?")
         findings += [(view, *finding) for finding in axe_findings(page)]
+    page.keyboard.press("Escape")
+    show_cards(page)
+    findings += [("cards", *finding) for finding in axe_findings(page)]
     page.goto(page.url.split("#")[0] + "docs")
     page.wait_for_selector(".operation")
     findings += [("/docs", *finding) for finding in axe_findings(page)]
@@ -40,8 +49,8 @@ def test_axe_finds_nothing_serious(open_page, mixed, theme, width):
 @pytest.mark.parametrize("width", [320, 390, 1440])
 def test_nothing_sticks_out_sideways(open_page, mixed, width):
     page = open_page(mixed, viewport={"width": width, "height": 800})
-    for view in VIEWS:
-        show(page, view)
+    for view in (*VIEWS, "cards"):
+        show_cards(page) if view == "cards" else show(page, view)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
         outside = page.evaluate(
             """w => [...document.querySelectorAll('main *')]
