@@ -486,6 +486,6 @@ def test_the_notebook_shows_only_lines_of_progress_that_a_run_has(tmp_path, told
         write()
         facts |= {fact for report in read()[1] if not isinstance(report, str) for fact in report.facts}
     for text in of_progress:
-        report = re.fullmatch(r"train \S+: \d+(?:/\d+)? \w+, \d+:\d\d:\d\d(?: left)?(?:, (.+))?", text)
+        report = re.fullmatch(r"train \S+: (?:\d+(?:/\d+)? \w+, )?\d+:\d\d:\d\d(?: left)?(?:, (.+))?", text)
         assert report, text
         assert {*map(kind, (report[1] or "").split("  "))} <= {"", *map(kind, facts)}, text
