@@ -1,7 +1,7 @@
 """How `cpb demo` and `cpb train-all` end: what the champions forecast, and the commands that come next."""
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import groupby
 from typing import Any
@@ -37,18 +37,22 @@ def print_forecasts(result: dict[str, Any], spec: RunSpec) -> None:
     rows = sorted(result["forecasts"], key=_group)
     for _, alike in groupby(rows, _group):
         _print_group([*alike], now)
-    if rows:
-        echo(_LEGEND)
+    echo(_LEGEND if rows else "there is no forecast to show")
+    made = {_name(row) for row in rows}
     for failure in result["failures"]:
-        if failure["step"] == "forecast":
-            echo(f"no forecast of {failure['symbol']} {failure['timeframe']}: {failure['reason']}")
-    if not (rows or result["champions"]):
-        echo("no forecast: no model of this run serves")
+        # A failed series may have a forecast: without the random walk's beside it.
+        of_series = failure["symbol"] and failure["step"] in ("publish", "forecast")
+        if of_series and _name(failure) not in made:
+            echo(f"no forecast of {_name(failure)}: {failure['reason']}")
     if result["stale"]:
         echo(f"STALE {result['stale']}")
 
 
-def _group(row: dict[str, Any]) -> tuple[int, str, datetime]:
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['symbol']} {row['timeframe']}"
+
+
+def _group(row: dict[str, Any]) -> tuple[timedelta, str, datetime]:
     # The step's length first: 15m before 1h, as everywhere.
     return row["target_time"] - row["issued_at"], row["timeframe"], row["issued_at"]
 
@@ -66,7 +70,7 @@ def _print_group(rows: Sequence[dict[str, Any]], now: datetime) -> None:
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:
-    prices = {side: row[f"touched_{side}"] for side in ("down", "up")}
+    prices = {side: row[f"stop_5_{side}"] for side in ("down", "up")}
     return {
         "coin": coins_label([row["symbol"]]),
         "close": price(row["last_close"]),

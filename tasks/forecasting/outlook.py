@@ -12,16 +12,13 @@ from schemas.handover import Issued
 from tasks.forecasting.months import latest
 from tasks.forecasting.price_chances import chances_of
 
-RARE = 0.05
-"""The chance of the prices that are rarely touched."""
-
 
 def outlook(home: Path, issued: Sequence[Issued], until: datetime | None = None) -> list[dict[str, Any]]:
     """Return a row for each forecast, of its last step.
 
     Keys: `market symbol timeframe verdict`; `issued_at` and `target_time` (UTC) with `last_close`; `q10` and `q90`, of
-    the close at `target_time`; `touched_down` and `touched_up`, the prices touched until then with the chance `RARE`,
-    None if the model has no table of extremes.
+    the close at `target_time`; `stop_5_down` and `stop_5_up`, the prices touched until then with a chance of 5 %, None
+    if the model has no table of extremes.
 
     Args:
         until: no forecast issued later is read.
@@ -36,14 +33,14 @@ def _row(home: Path, about: Issued, until: datetime | None) -> dict[str, Any]:
     series = about.series
     rows = latest(home, series, until, about.model_version)
     last = rows.row(-1, named=True)
-    touched: dict[str, float | None] = dict.fromkeys(SIDES)
+    stops: dict[str, float | None] = dict.fromkeys(SIDES)
     with suppress(MemberError):  # a model without a table, or replaced meanwhile: its band stands
-        touched |= {stop["side"]: stop["price"] for stop in chances_of(home, series, rows).stops([RARE])}
+        stops |= {stop["side"]: stop["price"] for stop in chances_of(home, series, rows).stops([0.05])}
     return {
         "market": series.market,
         "symbol": series.symbol,
         "timeframe": series.timeframe,
         "verdict": about.verdict,
         **{name: last[name] for name in ("issued_at", "target_time", "last_close", "q10", "q90")},
-        **{f"touched_{side}": price for side, price in touched.items()},
+        **{f"stop_5_{side}": price for side, price in stops.items()},
     }

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from schemas.decision import BacktestEvidence, Decision
-from schemas.errors import DamagedError
+from schemas.errors import DamagedError, counted
 from schemas.handover import FleetJudgement, SeriesRecord
 from schemas.identity import Recipe, SeriesId
 from tasks.judging import gate
@@ -202,17 +202,13 @@ def _choose_first(
     best = gate.choose_first(state.models, order, sound)
     if best is None:  # only classifiers, which do not forecast prices
         return
-    if best.recipe == next(iter(order)):
-        chosen = f"is the best of {len(order)} recipes" if len(order) > 1 else "is this run's only recipe"
-    else:
-        chosen = "serves most other coins"
     figures = f"CRPS ratio {order[best.recipe]:.4f} on the validation span, pooled over coins"
     provisional = (
         "; it is provisional: a model of a different preset replaces it unless worse"
         if best.provisional
         else ""
     )
-    reason = f"{why}; {best.recipe} {chosen} ({figures}){provisional}"
+    reason = f"{why}; {best.recipe} was chosen from {counted(len(order), 'recipe')} ({figures}){provisional}"
     state.choose(best.recipe, GateDecision("first", rule, reason))
 
 

@@ -17,7 +17,7 @@ BETTER = (
     "better than the random walk with EWMA volatility (CRPS ratio 0.9783 [0.9709, 0.9858], p<0.001, n=2,870)"
 )
 SAME = "no different from the random walk with EWMA volatility (CRPS ratio 1.0001 [0.9973, 1.0028], p=0.9, n=2,870)"
-PEPE = {"last_close": 1.23456e-5, "q10": 1.2e-5, "q90": 1.3e-5, "touched_down": 1.1e-5, "touched_up": 1.4e-5}
+PEPE = {"last_close": 1.23456e-5, "q10": 1.2e-5, "q90": 1.3e-5, "stop_5_down": 1.1e-5, "stop_5_up": 1.4e-5}
 
 
 def row(symbol, verdict=BETTER, timeframe="1h", market="spot", **figures):
@@ -32,8 +32,8 @@ def row(symbol, verdict=BETTER, timeframe="1h", market="spot", **figures):
         "last_close": 104321.0,
         "q10": 103123.4,
         "q90": 105678.9,
-        "touched_down": 102345.6,
-        "touched_up": 106789.1,
+        "stop_5_down": 102345.6,
+        "stop_5_up": 106789.1,
     } | figures
 
 
@@ -52,7 +52,7 @@ def printed(capsys, monkeypatch, told, columns=80, **options):
 
 def test_each_coin_has_its_band_its_rare_prices_and_its_verdict(capsys, monkeypatch):
     told = result(
-        row("BTCUSDT"), row("BTCUSDT", SAME, "15m"), row("ETHBTC", ""), row("SOLUSDT", touched_up=None)
+        row("BTCUSDT"), row("BTCUSDT", SAME, "15m"), row("ETHBTC", ""), row("SOLUSDT", stop_5_up=None)
     )
     out, err = printed(capsys, monkeypatch, told)
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -86,18 +86,18 @@ def test_the_table_fits_80_columns_also_with_the_longest_prices(capsys, monkeypa
 def test_what_has_no_forecast_and_what_is_old_is_said(capsys, monkeypatch):
     reason = "only 7 candles, and the model needs 192"
     failure = {"step": "forecast", "symbol": "ETHUSDT", "timeframe": "1h", "reason": reason}
-    other = failure | {"step": "train", "symbol": "SOLUSDT"}
+    others = [failure | {"step": "train", "symbol": "SOLUSDT"}, failure | {"symbol": "BTCUSDT"}]
+    others.append({"step": "publish", "symbol": None, "timeframe": None, "reason": "the Hub is away"})
     told = result(
-        row("BTCUSDT"), failures=[failure, other], stale="BTCUSDT 1h: old; refresh it with `cpb forecast`"
+        row("BTCUSDT"), failures=[failure, *others], stale="BTCUSDT 1h: old; refresh it with `cpb forecast`"
     )
     _, err = printed(capsys, monkeypatch, told)
     assert err.splitlines()[-2:] == [
         f"no forecast of ETHUSDT 1h: {reason}",
         "STALE BTCUSDT 1h: old; refresh it with `cpb forecast`",
     ]
-    assert "SOLUSDT" not in err
     out, err = printed(capsys, monkeypatch, result(champions=0))
-    assert (out, err) == ("", "no forecast: no model of this run serves\n")
+    assert (out, err) == ("", "there is no forecast to show\n")
 
 
 def test_simulated_candles_have_no_age(capsys, monkeypatch):

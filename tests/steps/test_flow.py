@@ -631,13 +631,13 @@ def test_a_run_ends_with_its_forecasts_and_with_commands_that_work(trainer, cpb_
             name: pytest.approx(last[name]) for name in ("q10", "q90", "last_close")
         }
         up, down = chances_of(home_folder(), series, stored).stops([0.05])
-        assert (row["touched_up"], row["touched_down"]) == (
+        assert (row["stop_5_up"], row["stop_5_down"]) == (
             pytest.approx(up["price"]),
             pytest.approx(down["price"]),
         )
         assert row["verdict"] == verdicts[series]
         shown = (
-            f"{price(row['q10'])}–{price(row['q90'])} {price(row['touched_down'])} {price(row['touched_up'])}"
+            f"{price(row['q10'])}–{price(row['q90'])} {price(row['stop_5_down'])} {price(row['stop_5_up'])}"
         )
         assert shown in " ".join(out.split())
     commands = [line.strip() for line in err.splitlines() if line.startswith("  cpb ")]
@@ -651,9 +651,9 @@ def test_a_run_ends_with_its_forecasts_and_with_commands_that_work(trainer, cpb_
     assert cpb_here(*shlex.split(commands[2])[1:])[0] == 0
 
 
-def test_a_champion_without_a_table_of_extremes_has_a_band_and_no_touched_prices(trainer, monkeypatch):
+def test_a_champion_without_a_table_of_extremes_has_a_band_and_no_stop_5_prices(trainer, monkeypatch):
     monkeypatch.setattr("tasks.storage.packaged.ServedModel.extremes", lambda model: None)
     made, _ = run(architectures="linear")
     assert made.exit_code == 0
-    assert [(row["touched_up"], row["touched_down"]) for row in made.forecasts] == [(None, None)] * 2
+    assert [(row["stop_5_up"], row["stop_5_down"]) for row in made.forecasts] == [(None, None)] * 2
     assert all(row["q10"] < row["last_close"] < row["q90"] for row in made.forecasts)
