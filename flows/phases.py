@@ -51,8 +51,11 @@ def ingest_scope(run: Run, spec: ScopeSpec) -> tuple[SeriesId, ...]:
 
     A series that leaps is returned too: it is trained on in segments, but makes the run partial.
     """
-    fetched = run.note(ingest(spec.scope, spec.tail))
-    run.add(fetched.leaps)
+    fetched = ingest(spec.scope, spec.tail)
+    if fetched.series:
+        run.add((*fetched.failures, *fetched.leaps))
+    else:  # the error that ends the run says why
+        run.failures += fetched.failures
     run.report(
         f"ingested {counted(len(fetched.series), 'series')} ({counted(fetched.requests, 'request')}, "
         f"{fetched.seconds:.1f} s)"
@@ -182,8 +185,8 @@ def _note_fleets(
     judged: Sequence[FleetJudgement],
 ) -> None:
     """Add what became of the fleets: failures of the training, then of the judging; warnings, costs, accuracy."""
-    for shards in results:
-        run.add(failure for shard in shards for failure in shard.failures)
+    # Of all fleets together: a full disk is one reason for all of them.
+    run.add(failure for shards in results for shard in shards for failure in shard.failures)
     # Trainings first, of all fleets, so that the order of lines does not depend on which fleet was judged first.
     for judgement in judged:
         run.add(judgement.failures)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from schemas.decision import Decision
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, log
-from schemas.failure import Failure, StepName, reasons
+from schemas.failure import Failure, StepName, failure_lines, reasons
 from schemas.handover import SeriesRecord
 from schemas.ledger import Alarm
 from schemas.run import RunSpec
@@ -109,11 +109,11 @@ class Run:
             self.report(line)
 
     def add(self, failures: Iterable[Failure]) -> None:
-        """Add failures and print each."""
-        for failure in failures:
-            # At once, not at the end: who watches a night sees which series is lost while there is time to mend it.
-            self.failures.append(failure)
-            self.report(f"FAILED {failure.line}")
+        """Add failures, and print them, a line for each reason."""
+        # At once, not at the end: who watches a night sees which series is lost while there is time to mend it.
+        added = [*failures]
+        self.failures += added
+        self.tell(f"FAILED {line}" for line in failure_lines(added))
 
     def note(self, result: Result) -> Result:
         """Add the failures of a step's result, and return the result."""

@@ -13,6 +13,14 @@ _REAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 """Real numbers, also those that JSON does not know: `.1`, `5.`, `+0.5`."""
 
 
+_WANTED = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+}
+"""What a field takes, by pydantic's type of the error about another value."""
+
+
 class Record(BaseModel):
     """Base of all records that are stored or passed between steps.
 
@@ -52,6 +60,8 @@ def _sentence(error: ErrorDetails, field: str, spec: type[BaseModel]) -> str:
         return (
             f"{field} {error['input']!r} is unknown: choose {error['ctx']['expected'].replace(chr(39), '')}"
         )
+    if error["type"] in _WANTED:
+        return f"{field} {error['input']!r} cannot be read: give {_WANTED[error['type']]}"
     return f"{field} {error['input']} {error['msg'].partition(' ')[2]}"  # `seeds 0 should be greater than …`
 
 

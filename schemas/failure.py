@@ -1,6 +1,6 @@
 """What failed in a step: a series, a model or the step itself, with the reason."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from schemas.base import Record
@@ -73,14 +73,28 @@ class Failure(Record):
         }
 
 
-def reasons(failures: Sequence[Failure], limit: int = 3) -> str:
-    """Return the failures in one sentence, "" without any: the first of each step and reason, up to `limit` of them."""
-    # a source that is down fails each coin with the same words, and is told once
+def _alike(failures: Iterable[Failure]) -> list[list[Failure]]:
+    """Return the failures by step and reason: a source that is down fails each coin with the same words."""
     alike: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
         alike.setdefault((failure.step, failure.why), []).append(failure)
+    return [*alike.values()]
+
+
+def failure_lines(failures: Iterable[Failure], named: int = 5) -> list[str]:
+    """Return a line for each step and reason, with up to `named` of the subjects that failed alike."""
+    lines = []
+    for same in _alike(failures):
+        more = f" and {len(same) - named} more" if len(same) > named else ""
+        subjects = ", ".join(failure.subject for failure in same[:named])
+        lines.append(f"{subjects}{more} in {same[0].step}: {same[0].why}")
+    return lines
+
+
+def reasons(failures: Iterable[Failure], limit: int = 3) -> str:
+    """Return the failures in one sentence, "" without any: the first of each step and reason, up to `limit` of them."""
     lines = [
-        first.line + (f" (and {len(others)} more)" if others else "") for first, *others in alike.values()
+        first.line + (f" (and {len(others)} more)" if others else "") for first, *others in _alike(failures)
     ]
     more = len(lines) - limit
     return "; ".join(lines[:limit]) + (f"; and {more} more" if more > 0 else "")

@@ -76,7 +76,7 @@ class RunSpec(ScopeSpec):
     repo: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$",
-        description="USER/NAME of a Hub repository; without it: a dry run",
+        description="USER/NAME of a Hub repository; without it the champions are packaged in HOME/hub alone",
     )
     private: bool = Field(False, description="create --repo as private; refused if it exists and is public")
     force: str | None = Field(

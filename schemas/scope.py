@@ -132,9 +132,10 @@ def check_url(source: str) -> None:
     except ValueError:  # its text can show the password if that is parsed as the port
         good = False
     if not good:
+        scheme = source.partition("://")[0]
         raise UsageError(
-            "source: it is not the http or https URL of a mirror's folder, with a host and without query or fragment; "
-            "correct it, give a folder or sim, or leave it out",
+            f"source{f' {scheme}://…' if scheme.isalnum() else ''} is not the http or https URL of a mirror's folder, "
+            "with a host and without query or fragment; correct it, give a folder or sim, or leave it out",
             code="source",
         )
 

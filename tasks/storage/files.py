@@ -50,7 +50,8 @@ def replacing(path: Path) -> Iterator[Path]:
             draft.unlink(missing_ok=True)
         if is_disk_full(error):
             raise DiskFull(
-                f"no space left in {path.parent}: free some, then run the same command again", field=str(path)
+                f"no space left on the disk at {disk_of(path)}: free some, then run the same command again",
+                field=str(path),
             ) from error
         raise
 
@@ -149,6 +150,11 @@ def is_disk_full(error: BaseException) -> bool:
     return (
         number in (errno.ENOSPC, errno.EDQUOT) or "o space left" in str(error) or "disk is full" in str(error)
     )
+
+
+def disk_of(path: Path) -> Path:
+    """Return where the disk is mounted on which a path lies."""
+    return next(folder for folder in (path.resolve(), *path.resolve().parents) if folder.is_mount())
 
 
 def check_writable(folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from schemas.errors import CpbError, log
 from tasks.running.cores import Cores, usable_cores
 from tasks.running.resident import Died, Pool, WorkerProcess
-from tasks.storage.files import read_json_or_none
+from tasks.storage.files import disk_of, read_json_or_none
 from tasks.storage.interrupts import pause
 from tasks.training.gpu_locks import BUSY_S
 from tasks.training.gpus import CPU_BUILD, gpus_of, torch_cuda, visible_gpus
@@ -219,7 +219,9 @@ def _death(folder: Path, end: Died) -> TrainerDied:
     # On a full disk the log may lack the line that would report it.
     if shutil.disk_usage(folder).free < 1 << 20 or re.search("No space left|quota exceeded", end.last):
         return TrainerDied(
-            f"no space left on the disk of {folder}; {message}", code="disk-full", field=str(folder)
+            f"no space left on the disk at {disk_of(folder)}: free some, then run the same command again to resume it",
+            code="disk-full",
+            field=str(folder),
         )
     if re.search(r"MemoryError|out of memory|(can't|cannot) allocate memory", end.last, re.IGNORECASE):
         remedy = "lower batch_size, train fewer series together, or add memory"

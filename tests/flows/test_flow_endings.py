@@ -7,10 +7,13 @@ import pytest
 from mlflow.exceptions import MlflowException
 from prefect.exceptions import TerminationSignal
 
-from flows.run import flow_run, marked
+from flows.phases import ingest_scope
+from flows.run import Run, flow_run, marked
 from schemas.errors import CpbError
 from schemas.failure import Failure
+from schemas.handover import IngestResult
 from schemas.identity import ModelId, SeriesId
+from schemas.run import RunSpec
 from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.store import open_store
 
@@ -80,11 +83,34 @@ def test_a_run_with_failures_is_partial_and_names_each_reason_once(store):
         "gru/AUSDT/1h (default) in train: memory ran out (and 2 more); gru/DUSDT/1h (default) in evaluate: not finite "
         "(and 1 more); AUSDT 1h in forecast: stale"
     )
-    assert len(said) == 6
+    assert said == [
+        *(
+            f"FAILED {line}"
+            for line in (
+                "gru/AUSDT/1h (default), gru/BUSDT/1h (default), gru/CUSDT/1h (default) in train: memory ran out",
+                "gru/DUSDT/1h (default), gru/EUSDT/1h (default) in evaluate: not finite",
+                "AUSDT 1h in forecast: stale",
+            )
+        )
+    ]
     with run.attempt("publish"):
         raise CpbError("the Hub is away")
     assert run.reasons.endswith("; and 1 more")
-    assert (len(said), run.exit_code) == (7, 3)
+    assert (len(said), run.exit_code) == (4, 3)
+    run.add(Failure.of(model, "train", "no space") for model in [*models, models[0]])
+    assert said[-1].endswith(" (default) and 1 more in train: no space")
+
+
+@pytest.mark.parametrize("fetched", [(), (SeriesId("spot", "BTCUSDT", "1h"),)])
+def test_a_reason_that_ends_the_run_is_said_once_by_its_error(fetched, monkeypatch):
+    failure = Failure.of(SeriesId("spot", "BTXUSDT", "1h"), "ingest", "not listed")
+    result = IngestResult(series=fetched, failures=(failure,))
+    monkeypatch.setattr("flows.phases.ingest", lambda *_: result)
+    said = []
+    run = Run("train-all", said.append)
+    assert ingest_scope(run, RunSpec(coins="BTX", timeframes="1h")) == fetched
+    assert run.failures == [failure]
+    assert [line for line in said if "not listed" in line] == [f"FAILED {failure.line}"] * len(fetched)
 
 
 def test_a_run_without_failures_is_complete_and_has_no_reason(store):

@@ -149,7 +149,7 @@ def test_a_failure_names_the_preset_and_costs_no_other(here, monkeypatch):
     (label,) = {failure.model.recipe for failure in summary.failures}
     assert label.startswith("smoke+")
     assert [line for line in said if line.startswith("FAILED")] == [
-        f"FAILED linear/sim-{coin}USDT/1h ({label}) in train: memory ran out" for coin in ("BTC", "ETH")
+        f"FAILED linear/sim-BTCUSDT/1h ({label}), linear/sim-ETHUSDT/1h ({label}) in train: memory ran out"
     ]
     assert {row["preset"] for row in summary.as_json()["failures"]} == {label}
     assert {fleet.data.tags["recipe"]: fleet.info.status for fleet in runs("fleet")}[label] == "FAILED"

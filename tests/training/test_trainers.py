@@ -140,6 +140,8 @@ def test_a_really_full_disk_is_named_though_no_log_can_be_written(folder, worker
         with pytest.raises(TrainerDied) as died:
             run_trainer(folder, CPU, 30)
         assert died.value.code == "disk-full"
+        remedy = "free some, then run the same command again to resume it"
+        assert str(died.value) == f"no space left on the disk at {folder}: {remedy}"
     finally:
         subprocess.run(["umount", str(folder)], check=True)
 
