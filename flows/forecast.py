@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flows.console import echo
+from flows.page import update_space
 from flows.run import Partial, flow_run
 from schemas.coins import coins_label
 from schemas.errors import CpbError, counted
@@ -90,6 +91,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
                 f"no service tells anybody of alerts: set {VARIABLE}, or write the file {home_folder() / NOTIFY_FILE}, "
                 "as docs/operations.md says"
             )
+        update_space(run, spec)
         records = champion_records(read_summary(home_folder(), scope.market))
         result = {
             "rows": [row for rows in newest.values() for row in rows.to_dicts()],

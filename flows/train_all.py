@@ -13,6 +13,7 @@ from prefect.states import Completed
 
 from flows.console import echo
 from flows.housekeeping import copy_registry, leave_results, prune_old, show_board
+from flows.page import update_space
 from flows.phases import (
     check_records,
     ingest_scope,
@@ -52,7 +53,7 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo, *, waits_s: Sequence[
     with flow_run("train-all", report, notify=True) as run:
         # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
         archiver = Archiver(report)
-        check_publishable(spec.market, spec.repo)
+        check_publishable(spec.market, spec.repo or spec.space)
         until_reachable(run, lambda: _train_all(run, spec, archiver), waits_s)
     copy_registry()
     return run
@@ -80,6 +81,7 @@ def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
     with run.attempt("forecast"):
         run.forecasts = outlook(spec.scope.home, issued.issued, spec.scope.as_of)
         run.stale = stale_sentence(spec.scope.home, issued.series, spec.scope.as_of, spec.source)
+    update_space(run, spec)
     run.tell(end_lines(run))
     run.end()  # the pruning waits for no run that is still open, and an archive is to hold one that has ended
     if spec.prune:

@@ -75,7 +75,7 @@ def _start_study(spec: TuneSpec, key: str) -> str:
         name: [values.low, values.high, "log" if values.log else "linear"]
         if isinstance(values, Range)
         else list(values.values)
-        for name, values in spec.space.items()
+        for name, values in spec.ranges.items()
     }
     tags = {
         KIND: STUDY,

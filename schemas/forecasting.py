@@ -8,7 +8,7 @@ from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.errors import two_readings
 from schemas.coins import CHAMPIONS
 from schemas.errors import UsageError
-from schemas.scope import ScopeSpec
+from schemas.space import SpaceSpec
 
 MIN_PRICE, MAX_PRICE = 1e-12, 1e12
 """Of a price that is asked about, in the quote currency."""
@@ -87,7 +87,7 @@ def parse_price(text: str, option: str) -> float:
     return price
 
 
-class ForecastSpec(ScopeSpec):
+class ForecastSpec(SpaceSpec):
     """Options of `cpb forecast`."""
 
     coins: str = Field(

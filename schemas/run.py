@@ -21,13 +21,13 @@ from schemas.presets import (
     with_preset_files,
 )
 from schemas.retention import NIGHTS
-from schemas.scope import ScopeSpec
+from schemas.space import REPO, SpaceSpec
 
 LOCAL, RAY = "local", "ray"
 """Engines: this machine, or a Ray cluster."""
 
 
-class RunSpec(ScopeSpec):
+class RunSpec(SpaceSpec):
     """Options of a training run, from candles to forecasts.
 
     `overrides`: fields of the model preset, such as `batch_size`. `seeds`: number of averaged copies of each member,
@@ -75,10 +75,9 @@ class RunSpec(ScopeSpec):
     )
     repo: str | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$",
+        pattern=REPO,
         description="USER/NAME of a Hub repository; without it the champions are packaged in HOME/hub alone",
     )
-    private: bool = Field(False, description="create --repo as private; refused if it exists and is public")
     force: str | None = Field(
         None,
         pattern=r"\S",
@@ -103,16 +102,6 @@ class RunSpec(ScopeSpec):
     def _known_models(self) -> Self:
         # found now, with exit code 2, and not after an hour of fetching
         _ = self.fleets
-        return self
-
-    @model_validator(mode="after")
-    def _private_repository(self) -> Self:
-        if self.private and not self.repo:
-            raise UsageError(
-                "private says who may read the repository, and none is named: give repo, USER/NAME, too",
-                code="private",
-                field="private",
-            )
         return self
 
     @property

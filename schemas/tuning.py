@@ -107,7 +107,7 @@ class TuneSpec(RunSpec):
         import cpbmodels
 
         fleet = self.fleet
-        for name, values in self.space.items():
+        for name, values in self.ranges.items():
             if name in CHANGES_LOSS:
                 raise UsageError(
                     f"search: trials that differ in {name} have losses that cannot be compared; fix it with --set",
@@ -132,7 +132,7 @@ class TuneSpec(RunSpec):
         return self.fleets[0]
 
     @property
-    def space(self) -> Space:
+    def ranges(self) -> Space:
         """The search space: the options in `search`, otherwise the default space minus options without effect."""
         import cpbmodels
 

@@ -153,6 +153,25 @@ class Above(OfPrices):
     above: list[ClosedAbove] = []
 
 
+class Values(TypedDict):
+    """An array: its little-endian values in C order as base64."""
+
+    dtype: Literal["float16", "float32"]
+    shape: list[int]
+    data: str
+
+
+class Table(OfPrices):
+    """The table of extremes of the model that made the newest forecast, from which its chances follow.
+
+    `distance`, `first`: as in `cpbmodels.data.extremes.Extremes`; `first` is null in a model of before. `note`: why
+    there is no table.
+    """
+
+    distance: Values | None = None
+    first: Values | None = None
+
+
 class Candle(BaseModel):
     """A closed candle; `close_time` is its end, an interval after `open_time`."""
 

@@ -223,6 +223,11 @@ def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
         """Return the chances that the closes of the newest forecast's candles lie above prices."""
         return one_series.above(home, series, price)
 
+    @router.get("/api/extremes/{symbol}/{timeframe}", responses=SERIES)
+    def extremes(series: Series) -> answers.Table:
+        """Return the table from which the chances of the newest forecast are read."""
+        return one_series.table(home, series)
+
     @router.get("/api/forecasts/{symbol}/{timeframe}", response_model=answers.Forecasts, responses=responses)
     def forecasts(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:
         """Return the issue times of forecasts, newest last; each can be used as `issued_at` of a forecast."""

@@ -1,10 +1,12 @@
 """One series: its forecasts, candles, chances of prices, and scores; writes nothing."""
 
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import polars as pl
 
 from schemas.errors import MemberError
@@ -74,6 +76,21 @@ def first(home: Path, series: SeriesId, target: float, stop: float) -> answers.F
 def above(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Above:
     """Return the chances of closes above prices; errors as in `_answered`."""
     return _answered(home, series, answers.Above, lambda of: {"above": of.above(prices)})
+
+
+def table(home: Path, series: SeriesId) -> answers.Table:
+    """Return the table of extremes that the chances are read from; errors as in `_answered`."""
+
+    def arrays(of: PriceChances) -> dict[str, Any]:
+        return {name: _values(array) for name, array in vars(of.table()).items() if array is not None}
+
+    return _answered(home, series, answers.Table, arrays)
+
+
+def _values(array: np.ndarray) -> answers.Values:
+    data = array.astype(array.dtype.newbyteorder("<")).tobytes()
+    dtype: Literal["float16", "float32"] = "float16" if array.dtype.itemsize == 2 else "float32"
+    return {"dtype": dtype, "shape": [*array.shape], "data": b64encode(data).decode()}
 
 
 def _answered(

@@ -1,5 +1,6 @@
 """`cpb leaderboard`, `ledger`: results, and what came true; `champions`, `promote`, `publish`: who serves."""
 
+import shlex
 from collections import Counter
 from dataclasses import asdict
 from functools import partial
@@ -338,35 +339,58 @@ def _table_row(served: "Served", alarm: "Alarm | None") -> dict[str, Any]:
 
 
 @answered
-@cli_options(RunSpec, only=("market", "repo", "private"))
+@cli_options(RunSpec, only=("market", "repo", "space", "private"))
 def publish(
     spec: RunSpec,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="the page as a static site, in a folder of its own"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="write the champions' folder only; nothing is sent")
+    ] = False,
 ) -> Answer:
     """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
 
     The record of the forecasts goes with them, to be checked without cpb. Damaged files are left out (exit 3).
+    With --out or --space it publishes the page instead: a site of files, which no server of cpb's need answer for.
 
     Example: cpb publish --dry-run
     """
     quiet_libraries()
+    if dry_run and (out or spec.space):
+        raise UsageError("dry-run writes no page: leave it out, and give --out FOLDER alone", field="dry_run")
+    from flows.page import publish_page
     from tasks import steps
 
-    # The step publishes where it is given a repository, and else only writes the folder.
-    repo = None if dry_run else spec.repo
-    result = steps.publish(spec.market, repo, private=spec.private)
-    for failure in result.failures:
+    results, lines = [], []
+    if spec.repo or not (out or spec.space):
+        # The step publishes where it is given a repository, and else only writes the folder.
+        repo = None if dry_run else spec.repo
+        results.append(champions := steps.publish(spec.market, repo, private=spec.private))
+        then = f"; `cpb publish --market {spec.market} --repo USER/NAME` publishes it"
+        written = f"written to {champions.place}{'' if champions.failures else then}"
+        lines.append(f"published: {champions.place}" if repo else written)
+    if out or spec.space:
+        results.append(page := publish_page(spec.market, out=out, space=spec.space, private=spec.private))
+        look = (
+            f"; look at it with `python -m http.server -b 127.0.0.1 -d {shlex.quote(str(out))}`"
+            if out
+            else ""
+        )
+        lines.append(f"page: {page.place}{look}")
+    failures = [failure for result in results for failure in result.failures]
+    for failure in failures:
         echo(f"FAILED {failure.line}")
     answer = {
-        "published": result.place,
+        "published": " and ".join(result.place for result in results),
         "repo": spec.repo,
-        "dry_run": repo is None,
-        "failures": [f.as_json() for f in result.failures],
-        "exit": EXIT_PARTIAL if result.failures else EXIT_COMPLETE,
+        "space": spec.space,
+        "dry_run": not (spec.space or (spec.repo and not dry_run)),
+        "failures": [f.as_json() for f in failures],
+        "exit": EXIT_PARTIAL if failures else EXIT_COMPLETE,
     }
-    then = f"; `cpb publish --market {spec.market} --repo USER/NAME` publishes it"
-    written = f"written to {result.place}{'' if result.failures else then}"
-    return Answer(answer, partial(echo, f"published: {result.place}" if repo else written))
+    return Answer(answer, lambda: echo("\n".join(lines)))
 
 
 @answered

@@ -85,7 +85,7 @@ _PANELS = {
     "Periods": ("folds", "check_lookahead"),
     "Search": ("trials", "budget", "search"),
     "How it trains": ("device", "profile", "engine"),
-    "What becomes of it": ("repo", "private", "force", "prune", "wandb", "gate", "out"),
+    "What becomes of it": ("repo", "space", "private", "force", "prune", "wandb", "gate", "out"),
 }
 """Panel of the help -> the specification fields in it; all other options are in the panel `Options`."""
 

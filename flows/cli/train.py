@@ -99,7 +99,7 @@ def train_all(
 
 
 @answered
-@cli_options(TrainSpec, without=("repo", "private", "tail", "force", "prune", "serving"))
+@cli_options(TrainSpec, without=("repo", "space", "private", "tail", "force", "prune", "serving"))
 def train(
     spec: TrainSpec,
     resume: Annotated[
@@ -160,7 +160,7 @@ def _show_board(result: dict[str, Any]) -> None:
 
 
 @answered
-@cli_options(BacktestSpec, without=("repo", "private", "tail", "force", "prune", "wandb", "serving"))
+@cli_options(BacktestSpec, without=("repo", "space", "private", "tail", "force", "prune", "wandb", "serving"))
 def backtest(spec: BacktestSpec) -> Answer:
     """Judge architectures over rolling-origin folds against the random walk; the models are not kept.
 
@@ -198,7 +198,18 @@ def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
 @answered
 @cli_options(
     TuneSpec,
-    without=("repo", "private", "tail", "force", "prune", "wandb", "serving", "seeds", "train_timeout_s"),
+    without=(
+        "repo",
+        "space",
+        "private",
+        "tail",
+        "force",
+        "prune",
+        "wandb",
+        "serving",
+        "seeds",
+        "train_timeout_s",
+    ),
 )
 def tune(spec: TuneSpec) -> Answer:
     """Search options with Optuna: a fleet trains a batch of trials, rolling folds before the test span choose one.

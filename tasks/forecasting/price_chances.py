@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.chances import Chances
-from cpbmodels.data.extremes import SIDES
+from cpbmodels.data.extremes import SIDES, Extremes
 from cpbmodels.data.prediction import QUANTILE_COLUMNS
 from cpbmodels.errors import ModelError, PriceError
 from schemas.errors import DamagedError, MemberError, UsageError
@@ -61,6 +61,11 @@ class PriceChances:
                 for c in chances
                 for side in SIDES
             ]
+
+    def table(self) -> Extremes:
+        """Return the model's table of extremes."""
+        with _errors_of(self.series):
+            return self.chances.table
 
     def _by_step(
         self, asked: Sequence[dict[str, Any]], chance: Callable[[Sequence[float]], np.ndarray]

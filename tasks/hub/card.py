@@ -163,7 +163,8 @@ _MARKETS = {
 _BINANCE_MARKETS = {"spot": "spot", "um": "USDT-margined futures", "cm": "coin-margined futures"}
 
 
-def _market(name: str) -> _Market:
+def words_of(name: str) -> _Market:
+    """Return the words about a market, by its name."""
     if name not in _BINANCE_MARKETS:
         return _MARKETS[name]
     of = f"Binance's {_BINANCE_MARKETS[name]} market"
@@ -193,7 +194,7 @@ def model_card(
     """
     # All of one market, so the first stands for the words about prices and data.
     first = champions[0].series
-    market = _market(first.market)
+    market = words_of(first.market)
     try:
         hub = hub_of_environment().url
     except ModelError:  # `publish` refuses it; a folder of one's own does not need it

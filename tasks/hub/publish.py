@@ -5,9 +5,12 @@ commit was made in between (412), or the Hub fails temporarily (429, 5xx), the p
 repeated; files already uploaded are recognised by their hash and not sent again.
 """
 
+import hashlib
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -19,12 +22,17 @@ from cpbmodels.files import read_regular
 from cpbmodels.hub import Hub, hub_api, hub_of_environment, quiet_client
 from schemas.errors import CpbError
 from tasks.forecasting.published import CHAIN
+from tasks.hub.page import ABOUT, about_page, check_about, with_sums
+from tasks.hub.tree import SUMS, read_sums
+from tasks.storage.files import read_json_or_none
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _RETRIED_STATUS = {409, 412, 429, 500, 502, 503, 504}
-_MESSAGE = "Publish champions"
+_MESSAGE, _PAGE_MESSAGE = "Publish champions", "Publish the page"
+_TEMPLATE = {".gitattributes", "README.md", "index.html", "style.css"}
+"""What the Hub puts into a new static Space."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,37 @@ def publish_tree(
             reachable; (code `other-record`) the chain published there does not begin the tree's chain; (code
             `public`) it is public, although `private` is asked for.
     """
+    return _patiently(partial(_commit, tree=tree, repo=repo, private=private), repo, attempts, pause)
+
+
+def publish_page(
+    files: Mapping[str, bytes],
+    space: str,
+    market: str,
+    *,
+    nightly: bool = False,
+    private: bool = False,
+    attempts: int = 5,
+    pause: float = 1.0,
+) -> Published:
+    """Bring a Space of the Hub up to date with a page, in a single commit of what changed; none if nothing did.
+
+    Args:
+        files, market, nightly: as `tasks.hub.page.write_page` takes them.
+        space: `USER/NAME`; created (static) if missing.
+        private, attempts, pause: as for `publish_tree`.
+
+    Raises:
+        CpbError: as in `publish_tree`; (code `foreign-folder`) the Space has other files than a page's.
+    """
+    about = about_page(market, nightly=nightly)
+    commit = partial(
+        _commit_page, files=with_sums(files), about=about, space=space, market=market, private=private
+    )
+    return _patiently(commit, space, attempts, pause)
+
+
+def _patiently(commit: "Callable[[HfApi], Published]", repo: str, attempts: int, pause: float) -> Published:
     api, secret = hub_client()
     import httpx2  # the HTTP client of huggingface_hub 2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -70,7 +109,7 @@ def publish_tree(
     )
     try:
         with quiet_client():
-            return patiently(_commit, api, tree, repo, private=private)
+            return patiently(commit, api)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
         # `from None`: the cause contains the request and therefore the token.
         status = _status(error)
@@ -169,6 +208,52 @@ def _commit(api: "HfApi", tree: Path, repo: str, *, private: bool) -> Published:
     # recognised by the Hub.
     done = api.create_commit(repo, additions, commit_message=_MESSAGE, parent_commit=parent)
     return Published(repo, done.oid, done.commit_url, sent=done.oid != parent)
+
+
+def _commit_page(
+    api: "HfApi", files: Mapping[str, bytes], about: bytes, space: str, market: str, *, private: bool
+) -> Published:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub.utils.sha import git_hash
+
+    parent = opened_repository(api, space, private=private, repo_type="space", space_sdk="static").sha
+    listed = api.list_repo_tree(space, recursive=True, revision=parent, repo_type="space")
+    there = {file.path: file for file in listed if isinstance(file, RepoFile)}
+    own = set[str]()
+    with TemporaryDirectory() as folder:
+
+        def fetched(name: str) -> Path:
+            place = api.hf_hub_download(space, name, repo_type="space", revision=parent, local_dir=folder)
+            return Path(place)
+
+        if there.keys() - _TEMPLATE:
+            check_about(read_json_or_none(fetched(ABOUT)) if ABOUT in there else None, market, space)
+        if SUMS in there:
+            own = set(read_sums(fetched(SUMS).parent))
+
+    def is_there(name: str, data: bytes) -> bool:
+        file = there.get(name)
+        if file is None:
+            return False
+        return (
+            (file.lfs.sha256 == hashlib.sha256(data).hexdigest())
+            if file.lfs
+            else file.blob_id == git_hash(data)
+        )
+
+    changed = {name: data for name, data in files.items() if not is_there(name, data)}
+    removed = sorted((own & there.keys()) - files.keys())
+    if not changed and not removed:
+        return Published(space, parent, f"{api.endpoint}/spaces/{space}", sent=False)
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        *(CommitOperationAdd(name, data) for name, data in (changed | {ABOUT: about}).items()),
+        *(CommitOperationDelete(name) for name in removed),
+    ]
+    done = api.create_commit(
+        space, operations, commit_message=_PAGE_MESSAGE, repo_type="space", parent_commit=parent
+    )
+    return Published(space, done.oid, done.commit_url, sent=True)
 
 
 def _status(error: Any) -> int | None:

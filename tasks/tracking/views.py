@@ -62,11 +62,10 @@ class View:
     filter: str
     sort_by: str
 
-    def link(self, url: str, store: Store, *, chart: bool = True) -> str:
-        """Return the address of the view in MLflow's interface, as a chart or as a table."""
+    def link(self, url: str, store: Store) -> str:
+        """Return the address of the view's chart in MLflow's interface."""
         order = f"orderByKey={quote(f'metrics.`{self.sort_by}`')}&orderByAsc=false"
-        mode = f"&{_CHART}" if chart else ""
-        return f"{runs_page(url, store)}{mode}&searchFilter={quote(self.filter)}&{order}"
+        return f"{runs_page(url, store)}&{_CHART}&searchFilter={quote(self.filter)}&{order}"
 
 
 def views(store: Store) -> list[View]:

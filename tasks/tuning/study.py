@@ -42,7 +42,7 @@ class Study:
             ),
             pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=_RUNGS, reduction_factor=_REDUCTION),
         )
-        self.space = {name: distribution(values) for name, values in spec.space.items()}
+        self.space = {name: distribution(values) for name, values in spec.ranges.items()}
         self.live.add_trials(earlier)
         self.trials = len(earlier)  # finished trials with any outcome
 

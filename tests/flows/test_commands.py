@@ -2,11 +2,13 @@
 
 import json
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from flows.run import Run
 from schemas.backtesting import BacktestSpec
+from schemas.failure import Failure
 from schemas.forecasting import ForecastSpec
 from schemas.handover import Publication
 from schemas.run import RunSpec
@@ -67,6 +69,49 @@ def test_publish_takes_one_market(cpb, monkeypatch, words, market, repo, private
     code, told = cpb("publish", *words)
     assert (code, seen) == (0, [(market, repo, private)])
     assert (told["published"], told["dry_run"], told["exit"]) == ("there", repo is None, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "published", "dry_run"),
+    [
+        (["--out", "site"], {"out": Path("site")}, "page", True),
+        (["--space", "alice/prices"], {"space": "alice/prices"}, "page", False),
+        (["--space", "a/b", "--private"], {"space": "a/b", "private": True}, "page", False),
+        (
+            ["--out", "site", "--space", "a/b", "--repo", "a/c", "--market", "um"],
+            {"out": Path("site"), "space": "a/b"},
+            "models and page",
+            False,
+        ),
+    ],
+)
+def test_publish_writes_and_sends_the_page_it_is_asked_for(
+    cpb, monkeypatch, words, asked, published, dry_run
+):
+    failure = Failure(step="publish", reason="it is damaged", code="damaged")
+    pages = []
+
+    def publish_page(market, **given):
+        pages.append((market, given))
+        return Publication(place="page", failures=(failure,))
+
+    monkeypatch.setattr("flows.page.publish_page", publish_page)
+    monkeypatch.setattr("tasks.steps.publish", lambda *_, private: Publication(place="models"))
+    code, told = cpb("publish", *words)
+    assert pages == [
+        ("um" if "um" in words else "spot", {"out": None, "space": None, "private": False} | asked)
+    ]
+    assert (code, told["exit"], len(told["failures"])) == (3, 3, 1)
+    assert (told["published"], told["dry_run"]) == (published, dry_run)
+
+
+def test_publish_says_how_a_folder_is_looked_at_and_refuses_a_dry_run_of_a_page(cpb, cpb_here, monkeypatch):
+    monkeypatch.setattr("flows.page.publish_page", lambda *_, **__: Publication(place="my site (new)"))
+    assert cpb_here("publish", "--out", "my site")[2] == (
+        "page: my site (new); look at it with `python -m http.server -b 127.0.0.1 -d 'my site'`\n"
+    )
+    for option in (("--out", "site"), ("--space", "a/b")):
+        assert cpb("publish", "--dry-run", *option)[1].items() >= {"exit": 2, "field": "dry_run"}.items()
 
 
 def test_forecast_takes_the_scope(cpb, monkeypatch):

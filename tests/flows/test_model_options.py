@@ -367,10 +367,10 @@ def test_a_command_that_trains_nothing_names_no_set(cpb_here):
 
 def test_an_option_given_by_its_name_is_not_searched():
     words = ("--arch", "gru", "--coins", "BTC", "--preset", "smoke")
-    assert {"lr", "dropout"} <= {*command_of(TuneSpec)(*words, "--n-layers", "2").space}
+    assert {"lr", "dropout"} <= {*command_of(TuneSpec)(*words, "--n-layers", "2").ranges}
     space = command_of(TuneSpec)(
         *words, "--n-layers", "2", "--learning-rate", "1e-3", "--dropout", ".2"
-    ).space
+    ).ranges
     assert not {"lr", "dropout"} & {*space}
 
 

@@ -178,11 +178,11 @@ def test_the_commands_leave_out_only_what_they_cannot_use():
         ("ingest", ScopeSpec, {"offline"}),
         ("forecast", ScopeSpec, set()),
         ("train-all", RunSpec, set()),
-        ("train", TrainSpec, {"repo", "private", "tail", "force", "prune", "serving"}),
+        ("train", TrainSpec, {"repo", "space", "private", "tail", "force", "prune", "serving"}),
         (
             "backtest",
             BacktestSpec,
-            {"repo", "private", "tail", "force", "prune", "wandb", "serving"},
+            {"repo", "space", "private", "tail", "force", "prune", "wandb", "serving"},
         ),
     ]:
         assert (

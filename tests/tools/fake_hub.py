@@ -97,6 +97,20 @@ TASKS = {
 """Some of the Hub's tasks (`PIPELINE_DATA` in huggingface.js)."""
 
 
+COLOURS = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
+"""Of a Space's thumbnail (`spaces-config-reference.md` in hub-docs)."""
+
+
+def space_faults(card: str) -> list[str]:
+    """What the Hub would refuse of the metadata of a static Space."""
+    data = yaml.safe_load(card.split("---\n", 2)[1])
+    wrong = {
+        name for name in ("title", "emoji", "license", "app_file") if not isinstance(data.get(name), str)
+    }
+    wrong |= {name for name in ("colorFrom", "colorTo") if data.get(name) not in COLOURS}
+    return [*sorted(wrong), *(["sdk"] if data.get("sdk") != "static" else [])]
+
+
 def metadata_faults(card: str) -> list[str]:
     """What the Hub would refuse of a card's metadata."""
     _, head, _ = card.split("---\n", 2)
@@ -278,7 +292,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _validate(self, body):
         """The Hub's check of a card's metadata, as far as its specification (`modelcard.md` in hub-docs) says it."""
-        errors = [{"message": fault} for fault in metadata_faults(json.loads(body)["content"])]
+        asked = json.loads(body)
+        faults = space_faults if asked["repoType"] == "space" else metadata_faults
+        errors = [{"message": fault} for fault in faults(asked["content"])]
         return self._json(400 if errors else 200, {"errors": errors, "warnings": []})
 
     def _preupload(self, body, name):
@@ -332,6 +348,8 @@ class _Handler(BaseHTTPRequestHandler):
                 if value["oid"] not in self.hub.blobs:
                     return self._json(400, {"error": f"LFS object {value['oid']} was not uploaded"})
                 files[value["path"]] = ("lfs", value["oid"])
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
         oid = repo.commit(files)
         if self.hub.lose_next_commit_answer:
             self.hub.lose_next_commit_answer = False

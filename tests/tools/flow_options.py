@@ -47,6 +47,7 @@ RUN = SCOPE | {
     "train_timeout_s": 12.5,
     "engine": "local",
     "repo": "alice/models",
+    "space": "alice/prices",
     "private": True,
     "force": "a wrong feed",
     "prune": True,
@@ -56,7 +57,7 @@ RUN = SCOPE | {
         "mine.toml": {"base": "smoke", "architectures": ["lstm-universal"], "options": {"hidden_dim": 8}},
     },
 }
-NO_BACKTEST = {"repo", "private", "force", "prune", "wandb", "serving"}
+NO_BACKTEST = {"repo", "space", "private", "force", "prune", "wandb", "serving"}
 BACKTEST = {name: value for name, value in RUN.items() if name not in NO_BACKTEST} | {
     "folds": 2,
     "baselines": "random-walk",

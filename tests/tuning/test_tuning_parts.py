@@ -73,10 +73,10 @@ def test_wrong_values_name_their_field(values, field):
 
 
 def test_the_default_space_leaves_out_what_is_fixed_or_has_no_effect():
-    assert "dropout" not in TuneSpec(preset="smoke", architectures="gru").space  # gru with one layer
-    assert "dropout" in TuneSpec(preset="smoke", architectures="gru", overrides={"n_layers": 2}).space
-    assert "lr" not in TuneSpec(preset="smoke", architectures="gru", overrides={"learning_rate": 0.01}).space
-    assert "location_shrink" not in TuneSpec(preset="seed-gru").space
+    assert "dropout" not in TuneSpec(preset="smoke", architectures="gru").ranges  # gru with one layer
+    assert "dropout" in TuneSpec(preset="smoke", architectures="gru", overrides={"n_layers": 2}).ranges
+    assert "lr" not in TuneSpec(preset="smoke", architectures="gru", overrides={"learning_rate": 0.01}).ranges
+    assert "location_shrink" not in TuneSpec(preset="seed-gru").ranges
     assert TuneSpec(preset="smoke", architectures="gru", budget="10m").budget_s == 600
 
 

@@ -321,6 +321,7 @@ def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
         "/api/touch/{symbol}/{timeframe}",
         "/api/first/{symbol}/{timeframe}",
         "/api/above/{symbol}/{timeframe}",
+        "/api/extremes/{symbol}/{timeframe}",
         "/api/models/{symbol}/{timeframe}",
         "/api/decisions/{symbol}/{timeframe}",
         "/api/figures/{chart}",

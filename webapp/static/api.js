@@ -1,11 +1,21 @@
 // Questions to the service. Whatever goes wrong with one is a sentence: what the browser says of it reaches no one.
 
-export const AWAY = window.cpbAway;
+// Whether the page was published as files: `published.js` then answers in the place of the service.
+export const published = "published" in document.documentElement.dataset;
+
+export const AWAY = published ? "A file of this page cannot be fetched; check the connection." : "The service does not answer; is `cpb serve` still running?";
 const TIMEOUT_MS = 60_000;
+const FILES = /^\/api\/(overview|leaderboard|forecast|decisions)(\/|\?|$)/; // of a published page, that can be taken along
 
 // Where a path of the service is, wherever the page lies: below a name of its own, or below another page's.
 export function address(path) {
   return new URL(`..${path}`, import.meta.url).href;
+}
+
+// Where an answer can be taken along; null where a published page has none.
+export function fileOf(path) {
+  if (!published) return address(path);
+  return FILES.test(path) ? address(`${path.split("?")[0]}.json`) : null;
 }
 
 // An error whose message is for people; `status` is the answer's, none where nothing answered.
@@ -38,6 +48,7 @@ export async function answered(path) {
 
 // An answer that is no success is one sentence in `detail`.
 export async function get(path) {
+  if (published) return (await import("./published.js")).answer(path);
   const { status, ok, body } = await answered(path);
   if (!ok) throw new PageError(typeof body?.detail === "string" ? body.detail : `${path} answered ${status}`, status);
   return body;

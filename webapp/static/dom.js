@@ -1,6 +1,6 @@
 // Elements as one expression; text is always text, never markup.
 
-import { address, messageOf } from "./api.js";
+import { address, fileOf, messageOf, published } from "./api.js";
 
 export function h(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -47,9 +47,10 @@ export function copyButton(text, code) {
 
 // What is shown, as a file: the same question to the API; `csv`: its list as a table, too.
 export function downloads(path, what, { csv = false } = {}) {
-  return h("p", { class: "downloads" },
-    csv && h("a", { href: address(`${path}${path.includes("?") ? "&" : "?"}format=csv`), download: "", "aria-label": `CSV of ${what}` }, "CSV"), " ",
-    h("a", { href: address(path), target: "_blank", rel: "noopener", "aria-label": `JSON of ${what}, opens a new tab` }, "JSON"));
+  const json = fileOf(path);
+  return json && h("p", { class: "downloads" },
+    csv && !published && h("a", { href: address(`${path}${path.includes("?") ? "&" : "?"}format=csv`), download: "", "aria-label": `CSV of ${what}` }, "CSV"), " ",
+    h("a", { href: json, target: "_blank", rel: "noopener", "aria-label": `JSON of ${what}, opens a new tab` }, "JSON"));
 }
 
 export function card(title, { id = null, note = null, aside = null, level = "h2" } = {}, ...content) {

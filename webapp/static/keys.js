@@ -1,5 +1,6 @@
 // Shortcuts, and the dialog that lists them. Single keys can be switched off, for those who talk to their browser.
 
+import { published } from "./api.js";
 import { h } from "./dom.js";
 
 const STORED = "cpb.keys";
@@ -17,9 +18,11 @@ const EVERYWHERE = {
   }],
 };
 
+if (published) delete EVERYWHERE[3];
+
 const VIEWS = [
   ["Overview", { "/": "search for a coin" }],
-  ["A series", { "[": "the forecast before", "]": "the forecast after", n: "the newest forecast" }],
+  ...(published ? [] : [["A series", { "[": "the forecast before", "]": "the forecast after", n: "the newest forecast" }]]),
   ["The chart, when it has the focus", {
     "← →": "pan", "+ −": "zoom", "Home End": "the oldest loaded, the newest candle", ", .": "crosshair to the candle before, after", "↑ ↓": "crosshair to a higher, a lower price", 0: "reset the view" }],
   ["Target or stop, when its handle has the focus", { "↑ ↓": "a higher, a lower price", "PageUp PageDown": "ten steps at once" }],

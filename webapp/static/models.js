@@ -1,6 +1,6 @@
 // The leaderboard, sorted by any column, and two models side by side.
 
-import { ask, get } from "./api.js";
+import { ask, get, published } from "./api.js";
 import { card, downloads, h, marked, select, sentence } from "./dom.js";
 import { asOf, dayAndTime, interval, known, number, percent, seconds } from "./format.js";
 import { figure, free, theme } from "./plot.js";
@@ -23,7 +23,7 @@ export async function open(root, { options }, remember) {
     asked.market ||= markets[0] || "spot";
     board = await get(ask("/api/leaderboard", { market: asked.market }));
     // Without a finished run: one that has begun, whose models are not judged yet.
-    first = board.rows.length ? null : atWork((await get("/api/runs")).runs).find((r) => r.kind === "flow" && r.market === asked.market);
+    first = board.rows.length || published ? null : atWork((await get("/api/runs")).runs).find((r) => r.kind === "flow" && r.market === asked.market);
   }
 
   function timeframes() {
@@ -85,13 +85,13 @@ export async function open(root, { options }, remember) {
   async function figures() {
     ofTimeframe.hidden = !board.rows.length;
     ofTimeframe.textContent = `On ${shownTimeframe()} candles: all coins together, and each`;
-    await Promise.all([drawn.load(), coins.load(), pair.load(asked.market, shownTimeframe(), board.rows)]);
+    await Promise.all([drawn.load(), coins.load(), published || pair.load(asked.market, shownTimeframe(), board.rows)]);
   }
 
   await load();
   show();
   root.append(h("h1", {}, "Models ", simulatedChip(asked.market)), toolbar,
-    card("Leaderboard", { note: `${RATIO}. A row is one run's; the figures of coins are of the newest model of each preset: of that which saw the newest candles.`, aside: links }, notices, list, ofTimeframe, drawn.frame, coins.frame), pair.section);
+    card("Leaderboard", { note: `${RATIO}. A row is one run's; the figures of coins are of the newest model of each preset: of that which saw the newest candles.`, aside: links }, notices, list, ofTimeframe, drawn.frame, coins.frame), published ? "" : pair.section);
   return {
     title: "Models",
     shown: figures,

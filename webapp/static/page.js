@@ -1,6 +1,6 @@
 // The address decides the view: #/, #/series/BTCUSDT/1h/spot, #/models, #/runs. State that is worth a link is in it.
 
-import { fetched, messageOf } from "./api.js";
+import { fetched, messageOf, published } from "./api.js";
 import { announce, h, loading, marked, problem } from "./dom.js";
 import { listen } from "./keys.js";
 import { watch } from "./refresh.js";
@@ -98,7 +98,7 @@ function fault(error) {
     known?.remove();
     if (known && !shown) openAgain();
   } else if (!known) {
-    const text = `${messageOf(error)} This page asks again every 10 seconds.`;
+    const text = `${messageOf(error)} This page asks again every ${published ? "5 minutes" : "10 seconds"}.`;
     root.before(h("p", { id: "fault", class: "card problem", role: "alert" }, marked(text)));
   }
 }

@@ -1,6 +1,6 @@
 // The price chart: 500 candles at first and more at the left edge; pan, zoom and crosshair by mouse, fingers and keys.
 
-import { get, ofSeries } from "./api.js";
+import { get, ofSeries, published } from "./api.js";
 import { crosshair } from "./crosshair.js";
 import { h, loading } from "./dom.js";
 import { seconds } from "./format.js";
@@ -9,7 +9,7 @@ import { draw, theme } from "./plot.js";
 import { pointers } from "./pointers.js";
 import { touchChances } from "./touch.js";
 
-const FIRST = 500, MORE = 1000, MOST = 5000; // candles; the service gives 5,000 at most
+const FIRST = 500, MORE = 1000, MOST = published ? FIRST : 5000; // candles; the service gives 5,000 at most
 const NEAR = 0.15; // of the shown width from the oldest loaded candle: more are asked for
 const CLEAR = "rgba(0, 0, 0, 0)"; // lines are seen through the plot
 const AXES_PX = 80; // what the axes take of the chart's width, before it is drawn

@@ -1,6 +1,6 @@
 // What came true. Live forecasts and replays stand apart, each version under its own name, few days without figures.
 
-import { maybe, ofSeries } from "./api.js";
+import { maybe, ofSeries, published } from "./api.js";
 import { card, downloads, fill, h, loading, marked } from "./dom.js";
 import { count, day, interval, known, number, percent } from "./format.js";
 import { figure, theme } from "./plot.js";
@@ -50,6 +50,7 @@ export function recordCard(series) {
 
 function nothing(ledger) {
   if (!ledger) return "There is no forecast yet, so nothing to score.";
+  if (published) return "No forecast is scored yet.";
   return ledger.recorded_at ? "No forecast is scored yet; `cpb forecast` scores each candle once it is stored." : "Nothing is recorded yet; `cpb forecast` scores the forecasts that are due.";
 }
 

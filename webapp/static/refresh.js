@@ -1,8 +1,8 @@
-// Asks every ten seconds what has changed; not in a hidden tab, and at once when it is shown again.
+// Asks every ten seconds what has changed, of a published page every five minutes; not in a hidden tab, and at once when it is shown again.
 
-import { get } from "./api.js";
+import { get, published } from "./api.js";
 
-const PERIOD_MS = 10_000;
+const PERIOD_MS = published ? 300_000 : 10_000;
 const ALL_MS = 300_000; // ages and staleness change without a write
 
 export function watch({ onchange, onfault }) {

@@ -1,6 +1,6 @@
 // One series: its chart with the forecasts, the record, the champion's decisions, and the numbers of what is shown.
 
-import { PageError, ask, get, maybe, messageOf, ofSeries } from "./api.js";
+import { PageError, ask, get, maybe, messageOf, ofSeries, published } from "./api.js";
 import { button, chip, downloads, fill, h, loading, select, sentence } from "./dom.js";
 import { change, dayAndTime, known, price, priceFormat, seconds, signed, time } from "./format.js";
 import { pastForecasts } from "./past.js";
@@ -26,7 +26,7 @@ export async function open(root, route, remember) {
 
   root.append(navigation(overview, series),
     h("section", { class: "card", "aria-labelledby": "title" }, parts.head,
-      h("figure", { class: "chart" }, chart.host, readout), chart.lines, tools(chart), past.box, parts.verdict,
+      h("figure", { class: "chart" }, chart.host, readout), chart.lines, tools(chart), published ? null : past.box, parts.verdict,
       h("details", { open: window.innerWidth > 900 }, h("summary", {}, "The numbers"), parts.numbers, parts.links)),
     record.section, decisions.section);
 
@@ -135,7 +135,7 @@ function heading(target, series, forecast, issue, isNewest) {
   const over = forecast && isNewest && Date.parse(forecast.steps.at(-1).target_time) < Date.now();
   const issued = issue ? `Forecast from the close of ${dayAndTime(issue.issued_at)} UTC by version ${versionOf(issue.model_version)}; stored ${storedWords(issue)}.` : "";
   target.replaceChildren(h("div", { class: "headline" }, h("h1", { id: "title" }, seriesName(series), " ", chips), h("p", {}, last, " ", moved)),
-    h("p", { class: "note" }, issued, over && !series.stale ? [" All its candles have closed; ", h("code", {}, series.command), " makes a new one."] : "",
+    h("p", { class: "note" }, issued, over && !series.stale ? [" All its candles have closed", series.command && ["; ", h("code", {}, series.command), " makes a new one"], "."] : "",
       ...(series.stale ? [" ", ...sentence(series.stale)] : []), ...(standing ? [" ", ...sentence(standing)] : [])),
     ...(series.market === "sim" ? [h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED)] : []));
 }
@@ -148,7 +148,7 @@ function tools(chart) {
     h("p", { id: "chart-keys", class: "small" },
       h("span", { class: "desk" }, "Drag or ← → to pan, wheel or + − to zoom, , and . for the candle before and after, ↑ ↓ for the price. "),
       "On a touch screen a tap or a drag reads prices and chances, two fingers pan and zoom. ",
-      "Older candles load at the left edge. Marks at the right edge: prices that are reached with a chance of 25, 10 and 5 %. "
+      published ? "" : "Older candles load at the left edge. ", "Marks at the right edge: prices that are reached with a chance of 25, 10 and 5 %. "
       + "The handles there move target and stop; a candle that reaches both counts for the stop."));
 }
 
@@ -171,6 +171,7 @@ function numbers(forecast) {
 }
 
 function files(series, issue, isNewest) {
+  if (published) return h("div", { class: "file" }, "This forecast ", downloads(ofSeries("forecast", series), "this forecast"));
   const candles = h("div", { class: "file" }, "Candles ", downloads(ofSeries("candles", series, { limit: 5000 }), "the newest 5,000 candles", { csv: true }));
   if (!issue) return candles;
   return h("div", { class: "files" },
