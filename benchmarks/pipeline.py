@@ -2,6 +2,7 @@
 adds to the MLflow store.
 
 python -m benchmarks.pipeline --only demo
+python -m benchmarks.pipeline --only commands
 python -m benchmarks.pipeline --only train-all --source FOLDER --as-of 2025-06-06 [--timeframes 1h]
 python -m benchmarks.pipeline --only train-all ... --against CLONE --pairs 3
 python -m benchmarks.pipeline --only train-all --source FOLDER --preset default --against CLONE --pairs 1   # a night
@@ -10,6 +11,9 @@ With `--against`, the code in another clone runs the same command with the same 
 figure is then the median ratio within the pairs. Memory is the sum of the processes' proportional set sizes (`Pss` of
 proc(5), smaps_rollup), in which pages that several share count once. The store's growth is what the first run adds to
 an empty one: bytes of the SQLite file's used pages, rows, and files below `artifacts`.
+
+commands: CPU seconds of short commands in the demo's home, medians of nine; MLflow's store is as it was when they last
+read it, or (`asked again`) they read it anew.
 """
 
 import argparse
@@ -29,6 +33,9 @@ import psutil
 from benchmarks._paired import main
 from benchmarks.size import ROOT
 from tasks.tracking.database import make_sqlite
+from tasks.tracking.registry_copy import COPY
+
+_TIMES = 9
 
 
 def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, Any]:
@@ -43,7 +50,7 @@ def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, 
             time.sleep(min(0.25, 0.01 + (time.perf_counter() - started) / 10))  # a short command is seen, too
     return {
         "seconds": round(time.perf_counter() - started, 2),
-        "cpu_seconds": round(_cpu_seconds() - before, 1),
+        "cpu_seconds": round(_cpu_seconds() - before, 2),
         "peak_pss_mb": round(peak),
         "exit": process.returncode,
     }
@@ -104,6 +111,30 @@ def demo(args: argparse.Namespace) -> dict[str, Any]:
         return {name: measure(["demo"], Path(folder)) for name in ("first", "again")}
 
 
+def commands(args: argparse.Namespace) -> dict[str, Any]:
+    """Short commands, once the champions have forecast."""
+    asked = {"forecast": ["forecast", "--source", "sim", "--offline"], "champions": ["champions"]}
+    rows: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for first in (["demo"], asked["forecast"]):
+            measure(first, folder)
+        for command, words in asked.items():
+            rows[command] = _median([measure(words, folder) for _ in range(_TIMES)])
+            again = []
+            for _ in range(_TIMES):
+                (folder / "data" / COPY).unlink()
+                again.append(measure(words, folder))
+            rows[f"{command}, asked again"] = _median(again)
+        misspelt = ["forecast", "BTX", "1h", "--source", "sim"]
+        rows["forecast of a misspelt coin"] = _median([measure(misspelt, folder) for _ in range(_TIMES)])
+    return rows
+
+
+def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: median(run[name] for run in runs) for name in runs[0]}
+
+
 def train_all(args: argparse.Namespace) -> dict[str, Any]:
     """Coins (all 20) and timeframes (both) of a mirror with a preset: as a night trains them, and what it adds."""
     if not args.source:
@@ -121,7 +152,7 @@ def train_all(args: argparse.Namespace) -> dict[str, Any]:
                 figures = measure(arguments, Path(folder), root)
                 runs[root].append(figures | growth(Path(folder) / "mlruns"))
     here, there = runs[ROOT], [*runs.values()][-1]
-    figures = {name: median(run[name] for run in here) for name in here[0]}
+    figures = _median(here)
     ratios = {
         name: median(a[name] / b[name] for a, b in zip(here, there, strict=True))
         for name in figures
@@ -145,6 +176,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 if __name__ == "__main__":
     main(
         "pipeline",
-        {"demo": demo, "train-all": train_all},
+        {"demo": demo, "commands": commands, "train-all": train_all},
         options=options,
     )

@@ -13,6 +13,7 @@ from schemas.home import home_folder
 from tasks.tracking.registry import ALIAS, PREVIOUS
 from tasks.tracking.registry_copy import COPY
 from tasks.tracking.store import open_store
+from tasks.verify.verification import verify_all
 from tests.tools.promotion_tools import BTC, SECOND, night
 
 WITHOUT = {"mlflow", "prefect", "sqlalchemy", "pandas", "scipy", "matplotlib"}
@@ -112,3 +113,11 @@ def test_a_training_leaves_a_copy_that_the_next_command_believes(trainer, cpb_he
     night(as_of=SECOND)
     monkeypatch.setattr("tasks.promotion.by_hand.read_store", pytest.fail)
     assert cpb_here("champions")[0] == 0
+
+
+def test_a_damaged_copy_is_found_by_verify_with_the_command_that_writes_it_anew(copied, cpb_here):
+    (copied / COPY).write_bytes((copied / COPY).read_bytes()[:-9])
+    (found,) = verify_all(copied, ("sim",)).damaged
+    assert (found.path, found.command) == (COPY, "cpb champions")
+    assert cpb_here(*found.command.split()[1:])[0] == 0
+    assert verify_all(copied, ("sim",)).damaged == []
