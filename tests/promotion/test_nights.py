@@ -33,7 +33,7 @@ def test_a_version_describes_its_verdict_its_test_span_and_the_decision(trainer)
     said = open_store().client.get_model_version(champion.name, champion.version).description
     assert said == (
         f"On its test span from {model.tested_from:%Y-%m-%d} to {model.tested_until:%Y-%m-%d}, UTC: "
-        f"{champion.verdict}. sim BTCUSDT {BTC.timeframe} has its first champion: linear "
+        f"{champion.verdict}. sim BTCUSDT {BTC.timeframe} has its first champion, linear "
         f"({decision.decided_at:%Y-%m-%d %H:%M} UTC): {decision.reason}"
     )
     assert "CRPS ratio" in champion.verdict
