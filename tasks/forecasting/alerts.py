@@ -106,9 +106,7 @@ def check_alerts(
         failed: series whose forecast failed, if those of all champions were made: then a line of any other series
             without a forecast is a problem. None: lines of other series are not checked.
     """
-    told: dict[str, str] = {}
-    problems = []
-    chances: dict[SeriesId, PriceChances] = {}
+    told, problems = dict[str, str](), []
     try:
         lines = [*_lines(home)]
     except OSError as error:
@@ -116,18 +114,11 @@ def check_alerts(
     for number, text in lines:
         try:
             alert = parse_alert(text)
-            rows = newest.get(alert.series)
-            if alert.series.market != market:
-                continue
+            series, rows = alert.series, newest.get(alert.series)
             if rows is None:
-                if failed is not None and alert.series not in failed:
-                    raise MemberError(f"no champion forecasts {alert.series}")
-                continue
-            if rows["target_time"][-1] <= now:
-                continue
-            if alert.series not in chances:
-                chances[alert.series] = chances_of(home, alert.series, rows)
-            if said := alert.sentence(chances[alert.series]):
+                if failed is not None and series.market == market and series not in failed:
+                    raise MemberError(f"no champion forecasts {series}")
+            elif rows["target_time"][-1] > now and (said := alert.sentence(chances_of(home, series, rows))):
                 told[alert.key] = said
         except CpbError as error:
             problems.append(f"{home / ALERTS_FILE}, line {number}: {error}; correct it, or put # before it")
