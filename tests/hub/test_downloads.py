@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,13 @@ def test_a_stranger_fetches_the_folder_as_the_docs_say_and_checks_it(hub, record
         assert files_of(tmp_path / folder) == files_of(tree)
         assert verify(tmp_path / folder) == verify(tree)
     assert (tmp_path / "copy" / "verify.py").is_file()
+
+    # what the docs install from such a folder, where pip could not fetch it: one wheel, with this extra
+    (requirement,) = re.findall(r'`pip install "\$\(ls (copy/\S+)\)\[hub\]"`', DOCS.read_text())
+    (wheel,) = tmp_path.glob(requirement)
+    with zipfile.ZipFile(wheel) as packed:
+        (metadata,) = [name for name in packed.namelist() if name.endswith(".dist-info/METADATA")]
+        assert "Provides-Extra: hub" in packed.read(metadata).decode()
 
 
 def test_snapshot_download_has_the_same_files_and_of_a_private_repository_wants_a_token(
