@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from schemas.errors import UsageError
 from schemas.scope import ScopeSpec
 
-REPO = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
+REPO = r"^[A-Za-z0-9]([.-]?\w)*/[A-Za-z0-9]([.-]?\w)*$"
 """Of a repository of the Hub."""
 
 

@@ -1,19 +1,16 @@
 """What the shell completes beside commands and options: coins, timeframes, presets, architectures. Imports no torch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from cpbmodels.arch import architectures
-from cpbmodels.arch.options import PROFILES
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.coins import COINS, coin_of
 from schemas.errors import CpbError
 from schemas.home import home_folder
 from schemas.identity import stored_series
 from schemas.presets import PRESET_ARCHITECTURES, SUFFIX, own_presets_folder
-
-Values = Callable[[], Iterable[str]]
 
 
 def _coins() -> Iterable[str]:
@@ -29,7 +26,7 @@ def _architectures() -> Iterable[str]:
     return [*architectures(), *(name for names in PRESET_ARCHITECTURES.values() for name in names)]
 
 
-LISTS: dict[str, Values] = {
+LISTS: dict[str, Callable[[], Iterable[str]]] = {
     "coins": _coins,
     "timeframes": lambda: INTERVAL_SECONDS,
     "preset": _presets,
@@ -37,25 +34,25 @@ LISTS: dict[str, Values] = {
 }
 """Option that takes names with commas -> the names."""
 
-NAMES: dict[str, Values] = {"profile": lambda: ("auto", *PROFILES)}
-"""Option that takes one name -> the names."""
 
+def completing(name: str, choices: Collection[str] = ()) -> Callable[[str], list[str]] | None:
+    """Return the function by which Typer completes an option's value; None where any text may be one.
 
-def completing(name: str, choices: Iterable[str] = ()) -> Callable[[str], list[str]] | None:
-    """Return the function by which Typer completes an option's value; None where any text may be one."""
-    values = LISTS.get(name) or NAMES.get(name) or (lambda: choices)
-    if name not in LISTS and not [*values()]:
+    `choices`: the values of an option that takes one, and no list.
+    """
+    names = LISTS.get(name)
+    if not names and not choices:
         return None
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, begun = incomplete.rpartition(",") if name in LISTS else ("", "", incomplete)
-        found: list[str] = []
+        before, comma, begun = incomplete.rpartition(",") if names else ("", "", incomplete)
+        found = choices
         # Nothing is printed into the line that is being typed: the command will say what is wrong.
         with suppress(CpbError, OSError):
-            found += values()
+            found = [*names()] if names else choices
         left = [value for value in dict.fromkeys(found) if value not in before.split(",")]
         # Coins are typed in small letters, too.
-        fits = [v for v in left if v.startswith(begun)] or [v.lower() for v in left]
+        fits = [value.lower() for value in left] if begun.islower() else left
         return [f"{before}{comma}{value}" for value in fits if value.startswith(begun)]
 
     return complete

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cpbmodels.arch.options import ALIASES, CHOICES, MAX_FEATURES, MAX_MEMBERS, RANGES, SWITCHES
+from cpbmodels.arch.options import ALIASES, CHOICES, MAX_FEATURES, MAX_MEMBERS, PROFILES, RANGES, SWITCHES
 from flows.cli.completion import completing
 from flows.cli.ending import Answer, answered
 from flows.cli.options import BY_SET
@@ -51,7 +51,7 @@ def presets(
         typer.Option(
             "--profile",
             help=RunSpec.model_fields["profile"].description,
-            autocompletion=completing("profile"),
+            autocompletion=completing("profile", ("auto", *PROFILES)),
         ),
     ] = None,
 ) -> Answer:

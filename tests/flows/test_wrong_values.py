@@ -36,6 +36,7 @@ WRONG = [
     ("train-all", {"seed": -1}, "seed"),
     ("train-all", {"train_timeout_s": 0}, "train_timeout_s"),
     ("train-all", {"repo": "no-slash"}, "repo"),
+    ("train-all", {"repo": "user/two..dots"}, "repo"),  # the Hub refuses it with a regular expression
     ("train-all", {"private": True}, "private"),
     ("train-all", {"overrides": {"epochs": 0}}, "overrides"),
     ("train-all", {"overrides": {"epoch": 5}}, "overrides"),
