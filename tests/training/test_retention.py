@@ -10,6 +10,7 @@ from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
 from tasks.training.shard_retention import (
     ShardsInUse,
+    are_in_use,
     remove_old_shards,
 )
 from tests.tools.planned import job, planned
@@ -35,6 +36,16 @@ def fleet(root, name, used=0.0, coins=("BTCUSDT",), market="spot", **options):
     at = time.time() - 10_000 + used
     os.utime(folder / "job.json", (at, at))
     return folder
+
+
+def test_a_run_is_seen_by_its_lock_and_a_lock_that_may_not_be_opened_is_none(tmp_path):
+    assert not are_in_use(tmp_path)
+    with ShardsInUse(tmp_path):
+        assert are_in_use(tmp_path)
+    assert not are_in_use(tmp_path)
+    (tmp_path / "fleets.lock").rename(tmp_path / "other")
+    (tmp_path / "fleets.lock").symlink_to(tmp_path / "other")
+    assert not are_in_use(tmp_path)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_a_row_says_price_range_stops_width_last_day_and_verdict(open_page, touc
     assert 0 < inside <= due
     told = page.locator(".headline .note").inner_text()
     assert re.fullmatch(
-        r"3 of 3 series; in the last day \d+ of \d+ closes inside their 80 % range \(\d+ %, replayed\)",
+        r"3 of 3 series; in the last stored day \d+ of \d+ closes inside their 80 % range \(\d+ %, replayed\)",
         told,
     )
     page = open_page(filled)

@@ -144,7 +144,7 @@ function cameTrue(rows) {
     const sum = (name) => counted.reduce((all, r) => all + r[name], 0);
     return counted.length ? `${number(sum("day_inside"))} of ${number(sum("day_closes"))} closes inside their 80 % range (${percent(sum("day_inside") / sum("day_closes"))}, ${kindOf(live)})` : "";
   }).filter(Boolean);
-  return sums.length ? `; in the last day ${sums.join(" and ")}` : "";
+  return sums.length ? `; in the last stored day ${sums.join(" and ")}` : "";
 }
 
 function notes({ rows, market, markets, note, stale: advice }) {
