@@ -651,7 +651,7 @@ def test_a_run_ends_with_its_forecasts_and_with_commands_that_work(trainer, cpb_
     assert cpb_here(*shlex.split(commands[2])[1:])[0] == 0
 
 
-def test_a_champion_without_a_table_of_extremes_has_a_band_and_no_stop_5_prices(trainer, monkeypatch):
+def test_a_champion_without_a_table_of_extremes_has_a_band_and_no_touched_prices(trainer, monkeypatch):
     monkeypatch.setattr("tasks.storage.packaged.ServedModel.extremes", lambda model: None)
     made, _ = run(architectures="linear")
     assert made.exit_code == 0
