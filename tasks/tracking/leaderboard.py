@@ -358,15 +358,18 @@ def coin_ratios(members: pl.DataFrame, rows: Iterable[Mapping[str, Any]]) -> lis
     """Return each coin's ratio per model in some leaderboard rows: of the newest model of each recipe.
 
     Returns:
-        `symbol timeframe architecture preset crps_ratio test_span key`, with `test_span` as in `JudgedModel`.
+        `symbol timeframe architecture preset crps_ratio test_span key`, with `test_span` as in `JudgedModel`; models in
+        the order of `rows`.
     """
     shown = [f"{row['run_id']}/{row['timeframe']}" for row in rows]
     model = ("symbol", "timeframe", "architecture", "preset")
+    name = pl.concat_str("run_id", pl.lit("/"), "timeframe")
     newest = (
-        members.filter(pl.concat_str("run_id", pl.lit("/"), "timeframe").is_in(shown))
+        members.filter(name.is_in(shown))
         .drop_nulls(RATIO)
         .sort(AGE)
         .unique(model, keep="last", maintain_order=True)
+        .sort(name.cast(pl.Enum(shown)), maintain_order=True)
     )
     return newest.select(*model, pl.col(RATIO).alias("crps_ratio"), "test_span", "key").to_dicts()
 

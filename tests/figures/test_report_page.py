@@ -6,9 +6,16 @@ import json
 import re
 from html.parser import HTMLParser
 
-from tasks.figures.board import board_figure
-from tasks.figures.page import Column, Section, Table, write_page
+import pytest
 
+from tasks.figures.board import board_figure
+from tasks.figures.judged import COLUMNS
+from tasks.figures.page import Column, Section, Table, write_page
+from tests.tools.browser import launch, needs_browser
+
+VERDICT = (
+    "better than the random walk with EWMA volatility (CRPS ratio 0.9855 [0.9827, 0.9882], p<0.001, n=11,480)"
+)
 BAD = "<script>alert('x')</script> & \"$ink\""
 
 
@@ -72,3 +79,20 @@ def test_texts_of_others_are_shown_and_not_obeyed(tmp_path):
 def test_an_empty_table_says_so(tmp_path):
     text, _ = written(tmp_path, Section("A", table=Table({"a": Column("A")}, [])))
     assert "There is nothing to list." in text
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_widest_table_shows_its_last_column_on_a_small_desk(tmp_path):
+    from playwright.sync_api import sync_playwright
+
+    texts = {"timeframe": "1h", "architecture": "robust-har", "symbol": "BTCUSDT", "verdict": VERDICT}
+    row = {name: texts.get(name, 0.9855) for name in COLUMNS if name not in ("coins", "coins_below_one")}
+    written(tmp_path, Section("Every model on every coin", table=Table(COLUMNS, [row | {"n": 11_480}])))
+    with sync_playwright() as playwright:
+        browser = launch(playwright)
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto((tmp_path / "p.html").as_uri())
+        assert page.locator("th").last.inner_text() == "Verdict"
+        assert page.locator(".scroll").evaluate("e => e.scrollWidth <= e.clientWidth")
+        browser.close()

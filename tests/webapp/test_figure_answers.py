@@ -10,7 +10,7 @@ from tasks.judging.member import MemberScore
 from tasks.judging.score_files import score_file
 from tasks.storage.sealed import seal
 from tests.tools.page_service import client_of
-from tests.tools.webapp_store import BTC, SIM_BTC, small_home
+from tests.tools.webapp_store import BTC, SIM_BTC, small_home, track
 from webapp import figures
 
 EVERY = [
@@ -25,6 +25,15 @@ def figure(client, path, **query):
     answer = client.get(path, params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def test_the_heat_map_has_the_models_in_the_order_of_the_board(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(small_home(tmp_path, BTC))
+    track(tmp_path, [BTC], (("gru", 1.013), ("har", 0.981)))  # the worse one was trained first
+    with client_of(tmp_path) as client:
+        board = [row["architecture"] for row in client.get("/api/leaderboard").json()["rows"]]
+        assert figure(client, "/api/figures/coins", timeframe="1h")["data"][0]["x"] == board == ["har", "gru"]
 
 
 def trace(drawn_figure, name):

@@ -9,6 +9,8 @@ import pytest
 
 from schemas.chances import SCORED
 from tasks.forecasting.chain import append
+from tasks.tracking.runs import finish, start_parent
+from tasks.training.shard_retention import ShardsInUse
 from tests.tools.browser import needs_browser
 from tests.tools.page_browser import WAIT_S, expect, until
 from tests.tools.webapp_store import BTC, ETH, fill, forecast_at, small_home, write_candles
@@ -375,6 +377,19 @@ def test_runs_are_listed_and_simulated_ones_named(open_page, mixed):
     expect(rows.filter(has_text="simulated")).to_have_count(1)
     assert "No training is active" in page.locator("#active-trainings").inner_text()
     assert page.locator("#newest-runs .note code").inner_text() == "cpb ui"
+
+
+def test_a_run_of_an_own_table_names_its_market_and_a_backtest_is_no_idle_machine(
+    open_page, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    finish(start_parent("flow-own", {"market": "own"}).run_id)
+    with ShardsInUse(tmp_path / "data"):  # as a backtest does, which keeps no run in MLflow
+        page = open_page(tmp_path, "/#/runs")
+        expect(page.locator("#newest-runs tbody tr .chip")).to_have_text("own candles")
+        expect(page.locator("#active-trainings")).to_contain_text("such as a backtest")
+    come_back(page)
+    expect(page.locator("#active-trainings")).to_contain_text("No training is active on this machine.")
 
 
 def test_a_real_training_is_seen_at_work_and_its_progress_grows_by_itself(open_page, tmp_path):

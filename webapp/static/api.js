@@ -3,7 +3,7 @@
 // Whether the page was published as files: `published.js` then answers in the place of the service.
 export const published = "published" in document.documentElement.dataset;
 
-export const AWAY = published ? "A file of this page cannot be fetched; check the connection." : "The service does not answer; is `cpb serve` still running?";
+export const AWAY = window.cpbAway;
 const TIMEOUT_MS = 60_000;
 const FILES = /^\/api\/(overview|leaderboard|forecast|decisions)(\/|\?|$)/; // of a published page, that can be taken along
 

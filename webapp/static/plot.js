@@ -34,7 +34,7 @@ export function figure(path, { min = "16rem" } = {}) {
   async function load() {
     const asked = path();
     frame.hidden = !asked;
-    if (!asked) return;
+    if (!asked) { frame.removeAttribute("aria-busy"); return; }
     frame.setAttribute("aria-busy", "true");
     try {
       const found = await get(asked);

@@ -1,0 +1,12 @@
+// What is said where the service, or a published page's host, does not answer. A plain script in the head: where a module cannot be had, none can say it.
+(() => {
+  window.cpbAway = "published" in document.documentElement.dataset ? "A file of this page cannot be fetched; check the connection."
+    : "The service does not answer; is `cpb serve` still running?";
+
+  window.addEventListener("error", ({ target }) => {
+    const place = document.querySelector("main [role=status]");
+    if (target.type !== "module" || !place) return;
+    place.className = "card problem";
+    place.textContent = `${window.cpbAway.replaceAll("`", "")} Reload this page when it is.`;
+  }, true); // the error of a script does not rise
+})();
