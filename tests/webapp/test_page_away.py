@@ -89,7 +89,7 @@ def test_where_a_part_of_the_page_itself_cannot_be_had_it_does_not_load_for_ever
     page.route(f"**/{module}.js", lambda route: route.abort())
     page.wait_for_selector(".operation")
     page.goto(page.url.replace("/docs", path))
-    expect(page.locator("main .problem")).to_have_text(f"{AWAY} Reload this page when it is.")
+    expect(page.locator("main .problem")).to_have_text(f"{AWAY} Reload this page afterwards.")
 
 
 def test_an_answer_that_never_comes_is_given_up(broken, filled):
