@@ -81,9 +81,9 @@ def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
     with run.attempt("forecast"):
         run.forecasts = outlook(spec.scope.home, issued.issued, spec.scope.as_of)
         run.stale = stale_sentence(spec.scope.home, issued.series, spec.scope.as_of, spec.source)
-    update_space(run, spec)
     run.tell(end_lines(run))
     run.end()  # the pruning waits for no run that is still open, and an archive is to hold one that has ended
+    update_space(run, spec)  # whose board has the runs that have ended
     if spec.prune:
         prune_old(run, spec.scope.home)
     archiver.archive()

@@ -45,15 +45,15 @@ def test_a_night_and_each_forecast_after_it_refresh_the_page(monkeypatch):
         assert (row["symbol"], row["issued_at"], row["command"]) == ("BTCUSDT", "2025-06-06T00:00:00Z", "")
         assert json.loads(hub.content(SPACE, "api/extremes/BTCUSDT/1h.json"))["first"]["dtype"] == "float16"
 
-        again = {**SCOPE, "as_of": "2025-06-06T13:00", "tail": True}
+        assert json.loads(hub.content(SPACE, "api/leaderboard.json"))["rows"]
+
+        again = {**SCOPE, "as_of": "2025-06-07T12:00"}
         del again["since"]
         told = []
-        assert (
-            run_forecast(ForecastSpec(**again, space=SPACE), told.append)["exit"] == 3
-        )  # stale: it is a replay
+        assert run_forecast(ForecastSpec(**again, space=SPACE), told.append)["exit"] == 0
         assert any(line.startswith("page: ") and "new commit" in line for line in told)
         (row,) = json.loads(hub.content(SPACE, "api/overview.json"))["rows"]
-        assert row["issued_at"] == "2025-06-06T13:00:00Z"
+        assert row["issued_at"] == "2025-06-07T00:00:00Z"
         commits = len(hub.repos[SPACE].commits)
         (_, before), (_, after) = hub.repos[SPACE].commits[-2:]
         assert before["plotly/plotly.min.js"] == after["plotly/plotly.min.js"]
@@ -65,7 +65,7 @@ def test_a_night_and_each_forecast_after_it_refresh_the_page(monkeypatch):
         monkeypatch.setenv("HF_TOKEN", "hf_wrong")
         told.clear()
         result = run_forecast(
-            ForecastSpec(**{**again, "as_of": "2025-06-06T14:00"}, space=SPACE), told.append
+            ForecastSpec(**{**again, "as_of": "2025-06-08T12:00"}, space=SPACE), told.append
         )
         assert (result["new_rows"], result["exit"]) == (10, 3)
         assert any(line.startswith("FAILED the run in publish: ") for line in told)
