@@ -125,11 +125,18 @@ def log_fleet(
 
 
 def _epochs(results: Sequence[ShardResult]) -> Iterator[dict[str, float]]:
-    """Yield the metrics of each epoch of each shard; a fleet's GPUs are numbered in the order of their UUIDs."""
+    """Yield the metrics of each epoch of each shard, with the `time` of its end, in seconds since 1970.
+
+    A fleet's GPUs are numbered in the order of their UUIDs.
+    """
     devices = [result.work.device if result.work else "" for result in results]
     gpus = sorted({*devices} - {""})
     for result, device in zip(results, devices, strict=True):
-        yield from (with_system(epoch, gpus.index(device) if device else 0) for epoch in result.epochs)
+        at = result.work.begin if result.work else 0.0
+        for epoch in result.epochs:
+            at += epoch.get("epoch_seconds", 0.0)
+            when = {"time": at} if result.work else {}
+            yield with_system(epoch, gpus.index(device) if device else 0) | when
 
 
 def _is_lacked(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> bool:

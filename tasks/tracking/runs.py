@@ -182,7 +182,8 @@ def log_metrics(
     """Add metrics to a run, such as a fleet's pooled results; None and NaN values are left out.
 
     Args:
-        history: metrics per epoch; the epoch (`epoch`, else counted from 0) is the step.
+        history: metrics per epoch; the epoch (`epoch`, else counted from 0) is the step, its `time` (seconds since
+            1970, else now) the time.
         tags: what the metrics are of.
     """
     store = open_store()
@@ -342,7 +343,9 @@ def _history_entries(history: Sequence[Mapping[str, Any]]) -> "list[Metric]":
     entries = []
     for step, row in enumerate(history):
         epoch = int(row.get("epoch", step))
-        entries += metric_entries({k: v for k, v in row.items() if k != "epoch"}, step=epoch, timestamp=now)
+        at = int(1000 * row["time"]) if "time" in row else now
+        values = {k: v for k, v in row.items() if k not in ("epoch", "time")}
+        entries += metric_entries(values, step=epoch, timestamp=at)
     return entries
 
 

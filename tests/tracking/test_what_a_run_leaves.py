@@ -170,6 +170,13 @@ def test_a_fleet_has_the_figures_of_its_device_under_mlflows_names(store):
         assert found["system/cpu_utilization_percentage"] == found["cpu_util"]
         assert found["system/system_memory_usage_megabytes"] == pytest.approx(found["rss_mb"] * 1.048576)
     assert any("system/cpu_utilization_percentage" in run.data.metrics for run in runs(store, "fleet"))
+    gru, *_ = runs(store, "fleet", architecture="gru")
+    history = store.client.get_metric_history(gru.info.run_id, "system/cpu_utilization_percentage")
+    times = [entry.timestamp for entry in sorted(history, key=lambda entry: entry.step)]
+    # MLflow's page draws them over time: at the end of each epoch, before the run was logged
+    assert len(times) == 2
+    assert times == sorted({*times})
+    assert times[-1] < gru.info.end_time
     on_gpu = metrics.with_system({"gpu_util": 91.0, "gpu_mem_reserved_mb": 1000.0, "gpu_power_w": 70.0}, 1)
     assert {name: value for name, value in on_gpu.items() if "/" in name} == {
         "system/gpu_1_utilization_percentage": 91.0,
