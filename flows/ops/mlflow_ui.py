@@ -23,7 +23,7 @@ class Address:
 
     Args:
         url: of the server, for programs.
-        runs: page of the experiment's runs.
+        runs: the table of the experiment's runs; of those of the last view, the best first, once there is one.
         views: what a chart shows -> its address (`tasks.tracking.views`); none of them signs in.
         password: of the user `USER` in this run; empty if the store is a server, which has its own users.
     """
@@ -59,7 +59,9 @@ def serve_ui(
 
     def address(url: str, password: str = "") -> Address:
         links = {view.about: view.link(url, store) for view in shown}
-        return Address(url, runs_page(url, store), links, password)
+        # Without a filter MLflow shows the flows' runs, with all that compares them folded up below.
+        runs = shown[-1].link(url, store, chart=False) if shown else runs_page(url, store)
+        return Address(url, runs, links, password)
 
     if is_server(store.uri):
         ready(address(public_url(store.uri)))

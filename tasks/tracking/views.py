@@ -62,10 +62,11 @@ class View:
     filter: str
     sort_by: str
 
-    def link(self, url: str, store: Store) -> str:
-        """Return the address of the view's chart in MLflow's interface."""
+    def link(self, url: str, store: Store, *, chart: bool = True) -> str:
+        """Return the address of the view in MLflow's interface, as a chart or as a table."""
         order = f"orderByKey={quote(f'metrics.`{self.sort_by}`')}&orderByAsc=false"
-        return f"{runs_page(url, store)}&{_CHART}&searchFilter={quote(self.filter)}&{order}"
+        mode = f"&{_CHART}" if chart else ""
+        return f"{runs_page(url, store)}{mode}&searchFilter={quote(self.filter)}&{order}"
 
 
 def views(store: Store) -> list[View]:

@@ -15,7 +15,7 @@ from cpbmodels.arch.options import ALIASES
 from schemas.presets import PRESET_ARCHITECTURES
 from tests.tools.doc_blocks import EXECUTED, PAGES, ROOT, SHELL, SHOWN, blocks, cpb_commands, prose
 
-WRITTEN = [*PAGES, ROOT / "benchmarks/RESULTS.md", ROOT / "CHANGELOG.md"]
+WRITTEN = [*PAGES, ROOT / "benchmarks/RESULTS.md", ROOT / "CHANGELOG.md", ROOT / "llms.txt"]
 FOREIGN = re.compile(r"\.\./(shared|facts)|shared/facts")
 IDS = [path.relative_to(ROOT).as_posix() for path in WRITTEN]
 

@@ -10,6 +10,7 @@ PAGES = sorted(
     [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "SKILL.md",
         ROOT / "cpbmodels/README.md",
         *(ROOT / "docs").rglob("*.md"),
     ]

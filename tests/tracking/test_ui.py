@@ -4,6 +4,7 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import psutil
 import pytest
@@ -49,6 +50,32 @@ def test_a_store_without_a_scored_run_has_no_views(store):
     finish(start_fleet(flow, "gru", "fleet").run_id)
     finish(flow)
     assert views(store) == []
+
+
+def test_the_first_address_is_the_table_of_the_fleets_once_there_are_some(store, monkeypatch):
+    def reported():
+        found = []
+        monkeypatch.setattr(
+            "flows.ops.mlflow_ui.run_server",
+            lambda _ui, _app, _host, _port, ready, auth: ready("http://here"),
+        )
+        serve_ui(ready=found.append)
+        return found[0]
+
+    assert reported().runs == runs_page("http://here", store)
+    flow = start_parent("flow", {}, {"coins": "BTC"}).run_id
+    fleet = start_fleet(flow, "gru", "fleet", tags={"coins": "BTC"}).run_id
+    log_metrics(fleet, {"crps_skill_percent_1h": 1.0})
+    finish(fleet)
+    finish(flow)
+    address = reported()
+    page, query = address.runs.split("?")
+    asked = dict(parse_qsl(query))
+    assert page == runs_page("http://here", store).split("?")[0]
+    assert "compareRunsMode" not in asked
+    assert [run.info.run_id for run in search(store, asked["searchFilter"])] == [fleet]
+    assert (asked["orderByKey"], asked["orderByAsc"]) == ("metrics.`crps_skill_percent_1h`", "false")
+    assert all("compareRunsMode=CHART" in link for link in address.views.values())
 
 
 def test_views_of_real_candles_come_first(store):

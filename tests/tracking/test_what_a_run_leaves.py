@@ -330,4 +330,10 @@ def test_both_links_open_as_charts_of_these_runs_after_the_login(store, made):
             page.get_by_text("Model metrics").first.wait_for(timeout=120_000)  # the chart view
             page.get_by_text(f"Sort: {view.sort_by}").first.wait_for(timeout=120_000)
             page.goto("about:blank")
+        # the first address: the fleets themselves, not their flow with all below it folded up
+        page.goto(views(store)[-1].link(f"http://127.0.0.1:{port}", store, chart=False), timeout=120_000)
+        for name in names:
+            page.get_by_text(name).first.wait_for(timeout=120_000)
+        page.get_by_text(f"Sort: {views(store)[-1].sort_by}").first.wait_for(timeout=120_000)
+        assert page.get_by_text("train-all · ").count() == page.get_by_text("Model metrics").count() == 0
         browser.close()
