@@ -12,7 +12,7 @@ UNINSTALL := $(BIN)/pip uninstall --quiet --yes --disable-pip-version-check
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo docs lint check test test-fast test-all test-slow freqtrade fmt clean
+.PHONY: help install wheel demo docs reference lint check test test-fast test-all test-slow freqtrade fmt clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ demo: .venv/.installed ## train, judge and package 4 series x 5 architectures on
 docs: .venv/.installed-dev ## the documentation site, build/site/index.html; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html, or: $(BIN)/mkdocs serve"
+
+reference: .venv/.installed-dev ## write the tables of docs/reference.md anew from the code
+	$(BIN)/python docs/_site/tables.py
 
 # What the product may have, in names, keywords, operators and numbers: raised only with a reason in the commit.
 TOKENS := 328496

@@ -1,7 +1,7 @@
-"""What mkdocs is told besides `mkdocs.yml`: pages that lie outside `docs/`, links to the code, tables from the code.
+"""What mkdocs is told besides `mkdocs.yml`: pages that lie outside `docs/`, and links to the code.
 
 Pages are written for GitHub, where a link names a file. A link that leaves `docs/` becomes one to the page that shows
-that file here (`OUTSIDE`), or to the file in the repository. `<!-- generated: NAME -->` becomes a table of `tables.py`.
+that file here (`OUTSIDE`), or to the file in the repository.
 """
 
 import logging
@@ -10,7 +10,6 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import tables
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +24,6 @@ OUTSIDE = {
 _log = logging.getLogger("mkdocs.plugins.cpb")
 _FENCE = re.compile(r"^(```.*?^```)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_MARKER = re.compile(r"<!-- generated: ([\w-]+) -->")
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
@@ -37,16 +35,15 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Turn links that leave `docs/` into ones that work here, then put the tables in."""
+    """Turn links that leave `docs/` into ones that work here."""
     shown = page.file.src_uri
     own = next((source for source, name in OUTSIDE.items() if name == shown and source != "README.md"), None)
     base = PurePosixPath(own or f"docs/{shown}").parent
     parts = _FENCE.split(markdown)  # every other part is a fenced block
-    text = "".join(
+    return "".join(
         part if i % 2 else _LINK.sub(lambda m: f"]({_target(m[1], base, shown, config)})", part)
         for i, part in enumerate(parts)
     )
-    return _MARKER.sub(lambda found: tables.TABLES[found[1]](), text)
 
 
 def _target(link: str, base: PurePosixPath, shown: str, config: Any) -> str:

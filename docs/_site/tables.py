@@ -1,5 +1,9 @@
-"""Tables of the site that are made from the code when it is built: presets, options, commands, errors, HTTP API."""
+"""Tables of `docs/reference.md` that are made from the code: presets, options, commands, errors, HTTP API.
 
+`python docs/_site/tables.py` writes them between their markers, `<!-- generated: NAME -->` and `<!-- end: NAME -->`.
+"""
+
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import cache
@@ -17,6 +21,13 @@ from cpbmodels.arch.presets import all_presets, by_timeframe
 from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_COPIES
 
 OPTIONS_FILE = Path(cpbmodels.__file__).parent / "arch" / "options.py"
+REFERENCE = Path(__file__).parents[1] / "reference.md"
+_GENERATED = re.compile(r"(?<=<!-- generated: )([\w-]+) -->.*?(?=<!-- end: \1 -->)", re.DOTALL)
+
+
+def with_tables(text: str) -> str:
+    """Return a page's text with what its markers name between them."""
+    return _GENERATED.sub(lambda found: f"{found[1]} -->\n\n{TABLES[found[1]]()}\n\n", text)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -133,7 +144,7 @@ def _command(path: list[str], command: Any) -> str:
     about, rest = text[0].replace("\n", " "), [line.strip() for line in text[1:]]
     example = next((line.removeprefix("Example: ") for line in rest if line.startswith("Example: ")), "")
     notes = [line for line in rest if not line.startswith("Example: ")]
-    parts = [f"## {' '.join(path)}", about, *notes]
+    parts = [f"### {' '.join(path)}", about, *notes]
     if example:
         parts.append(f"Example: `{example}`")
     shown = [
@@ -163,7 +174,7 @@ def _walk(group: Any, path: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, .
 
 def _path(path: str, verb: dict[str, Any]) -> str:
     about = (verb.get("description") or verb.get("summary") or "").strip()
-    parts = [f"## `{path}`", about.replace("\n", " ")]
+    parts = [f"### `{path}`", about.replace("\n", " ")]
     if asked := verb.get("parameters"):
         rows = (
             (f"`{one['name']}`", one["in"], _schema(one["schema"]), one.get("description", ""))
@@ -233,3 +244,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "http": http,
 }
 """Marker -> what stands in its place."""
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(with_tables(REFERENCE.read_text()))

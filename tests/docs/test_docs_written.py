@@ -171,9 +171,12 @@ def test_every_option_that_stands_alone_in_a_page_is_one_of_cpb():
 
 def _problem(command, words):
     """What the parser of the command that is named says; "" where it takes the words, or values are left out."""
+    # In a sentence of an error: `cpb train-all…`, and `--port PORT`, which stands for a value of one's own.
+    words = [word.rstrip("…") for word in words if word != "…"]
+    words = [word for before, word in pairwise(["", *words]) if f"--{word.lower()}" != before]
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         if words[0] not in command.commands:
-            return "" if words[0].isupper() or words[0] == "…" else words[0]
+            return "" if words[0].isupper() else words[0]
         command, words = command.commands[words[0]], words[1:]
     if hasattr(command, "commands"):
         return ""
