@@ -95,11 +95,11 @@ def test_measured_times_and_sizes_are_those_of_the_measurements():
     assert told <= results
 
 
-def test_the_readme_is_a_screen_with_its_commands_and_the_house_has_every_room():
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) < 60
-    for command in ("make install", "make demo", "make test"):
-        assert re.search(rf"(^|`){command}\b", text, re.MULTILINE)
+def test_the_readme_has_its_commands_on_its_first_screens_and_the_house_has_every_room():
+    screens = "\n".join((ROOT / "README.md").read_text().splitlines()[:50])
+    for command in ("make install", "make demo", "make test", r"\.venv/bin/cpb train-all"):
+        assert re.search(rf"(^|`){command}\b", screens, re.MULTILINE)
+    assert all(name in screens for name in ("Prefect", "MLflow", "--target", "--stop"))
     house = (ROOT / "docs/architecture.md").read_text().partition("## The house")[2].partition("\n## ")[0]
     tracked = {path.parent for path in ROOT.glob("tasks/*/__init__.py")} | {
         ROOT / name for name in ("flows", "schemas", "webapp", "cpbmodels", "benchmarks", "docs")
