@@ -25,11 +25,11 @@ print('CUDA' if t['cuda'] else 'ROCm' if t.get('hip') else 'CPU')" 2>/dev/null
 .venv/.installed: pyproject.toml constraints.txt
 	@case "$$($(BUILD)) $$(uname -sm)" in \
 	CPU*) echo "Installing cpb into .venv, with the CPU build of torch that is there: 0.4 GB to download, 2 GB on disk.";; \
-	CUDA*|ROCm*) echo "Installing cpb into .venv, with the GPU build of torch that is there: 0.4 GB to download, 7 GB on disk.";; \
-	*Darwin*) echo "Installing cpb into .venv, with torch's CPU build, the only one for macOS: 0.6 GB to download, 2 GB on disk.";; \
-	*"Linux x86_64") echo "Installing cpb into .venv, with torch's CUDA build, which is PyPI's for Linux: 3.5 GB to download, 7 GB on"; \
-	  echo "disk. For the CPU build (0.6 and 2 GB) stop here, and install it into .venv first: docs/install.md.";; \
-	*) echo "Installing cpb into .venv: 0.6 GB to download, 2 GB on disk; with a CUDA build of torch 3.5 and 7 GB.";; \
+	CUDA*|ROCm*) echo "Installing cpb into .venv, with the GPU build of torch that is there: 0.4 GB to download, 6 GB on disk.";; \
+	*Darwin*) echo "Installing cpb into .venv, with torch's CPU build, the only one for macOS: 0.5 GB to download, 2 GB on disk.";; \
+	*"Linux x86_64") echo "Installing cpb into .venv, with torch's CUDA build, which is PyPI's for Linux: 3 GB to download, 6 GB on"; \
+	  echo "disk. For the CPU build (0.5 and 2 GB) stop here, and install it into .venv first: docs/install.md.";; \
+	*) echo "Installing cpb into .venv: 0.5 GB to download, 2 GB on disk; with a CUDA build of torch 3 and 6 GB.";; \
 	esac; echo "It takes 2 to 10 minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	-$(UNINSTALL) cpbmodels # cpb contains this package: another copy of it would be imported instead

@@ -44,11 +44,11 @@ def made(tmp_path, *, torch="", machine="Linux x86_64"):
     ("torch", "machine", "first"),
     [
         ("cuda = None", "Linux x86_64", ("with the CPU build of torch that is there", " 2 GB on disk")),
-        ("cuda = '13.0'", "Linux x86_64", ("with the GPU build of torch that is there", " 7 GB on disk")),
-        ("cuda = None\nhip = '6.4'", "Linux x86_64", ("with the GPU build of torch that is there", " 7 GB")),
-        ("", "Linux x86_64", ("with torch's CUDA build", " 7 GB on")),
+        ("cuda = '13.0'", "Linux x86_64", ("with the GPU build of torch that is there", " 6 GB on disk")),
+        ("cuda = None\nhip = '6.4'", "Linux x86_64", ("with the GPU build of torch that is there", " 6 GB")),
+        ("", "Linux x86_64", ("with torch's CUDA build", " 6 GB on")),
         ("", "Darwin arm64", ("with torch's CPU build, the only one for macOS", " 2 GB on disk")),
-        ("", "Linux aarch64", ("2 GB on disk; with a CUDA build of torch 3.5 and 7 GB",)),
+        ("", "Linux aarch64", ("2 GB on disk; with a CUDA build of torch 3 and 6 GB",)),
     ],
 )
 def test_it_says_first_which_build_comes_and_its_size(tmp_path, torch, machine, first):
