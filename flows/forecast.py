@@ -19,7 +19,7 @@ from tasks.forecasting.alerts import check_alerts
 from tasks.forecasting.months import latest, standing_note
 from tasks.forecasting.price_chances import chances_of
 from tasks.forecasting.record import champion_records, read_summary
-from tasks.forecasting.staleness import find_stale
+from tasks.forecasting.staleness import find_stale, stale_sentence
 from tasks.notices import VARIABLE, sends_messages
 from tasks.running.progress import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
@@ -84,7 +84,8 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
             run.alerts, unread = check_alerts(home_folder(), scope.market, newest, datetime.now(UTC), asked)
             if unread:
                 run.failures.append(Failure(step="forecast", reason="; ".join(unread), code="alerts"))
-        run.tell(_lines(run.failures, standing, drifted, issued, scored))
+        old = stale_sentence(home_folder(), stale, scope.source)
+        run.tell(_lines(run.failures, old, standing, drifted, issued, scored))
         run.tell(f"ALERT {text}" for text in run.alerts.values())
         if run.alerts and not sends_messages():
             run.report(
@@ -130,16 +131,17 @@ def _once(*results: Partial) -> list[Failure]:
 
 def _lines(
     problems: Iterable[Failure],
+    stale: str,
     standing: Mapping[SeriesId, str],
     drifted: Iterable[str],
     issued: ForecastBatch,
     scored: Score,
 ) -> Iterator[str]:
     for problem in problems:
-        if problem.code == STALE:  # as the page says it
-            yield f"STALE {problem.reason}"
-        elif problem.code != STANDING:  # said below, of every series
+        if problem.code not in (STALE, STANDING):  # each is said of every series at once
             yield f"FAILED {problem.line}"
+    if stale:
+        yield f"STALE {stale}"
     for series, note in standing.items():
         yield f"STANDING {series}: {note}"
     for alarm in drifted:

@@ -28,7 +28,7 @@ from flows.sentences import accuracy_lines, decision_lines, end_lines
 from schemas.errors import counted
 from schemas.run import RunSpec
 from tasks.forecasting.outlook import outlook
-from tasks.forecasting.staleness import stale_sentence
+from tasks.forecasting.staleness import find_stale, stale_sentence
 from tasks.market.listing import with_listed_pairs
 from tasks.running.progress import PrintLine
 from tasks.steps import check_publishable, forecast, opened_engine, promote
@@ -80,7 +80,9 @@ def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
     run.forecast_rows = run.note(issued).total_rows
     with run.attempt("forecast"):
         run.forecasts = outlook(spec.scope.home, issued.issued, spec.scope.as_of)
-        run.stale = stale_sentence(spec.scope.home, issued.series, spec.scope.as_of, spec.source)
+        run.stale = stale_sentence(
+            spec.scope.home, find_stale(spec.scope.home, issued.series, spec.scope.as_of), spec.source
+        )
     run.tell(end_lines(run))
     run.end()  # the pruning waits for no run that is still open, and an archive is to hold one that has ended
     update_space(run, spec)  # whose board has the runs that have ended

@@ -25,7 +25,7 @@ from flows.deploy.services import (
 from flows.prefect import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import stored_series
-from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale
+from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale, stale_sentence
 from tasks.forecasting.watch import alarms
 
 MIN_FREE_BYTES = 1_000_000_000
@@ -83,9 +83,9 @@ def read_status() -> Status:
                 result.problems.append(str(error))
         # Only of a deployment that should be up: after `down` everything grows old as intended.
         stale = find_stale(home, stored_series(home, "forecasts"), grace=BETWEEN_RUNS)
-        if stale:  # usually all for the same reason
-            more = f" (and {len(stale) - 1} more series)" if len(stale) > 1 else ""
-            result.problems.append(f"{stale[0].sentence(home)}{more}")
+        for market in sorted({old.series.market for old in stale}):  # usually all of one for the same reason
+            of_market = [old for old in stale if old.series.market == market]
+            result.problems.append(stale_sentence(home, of_market))
     for deployment in result.deployments:
         if deployment.outcome not in (None, "Completed", "Cancelled", NOT_YET):
             result.problems.append(

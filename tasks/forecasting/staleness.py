@@ -135,11 +135,8 @@ def find_stale(
     return stale
 
 
-def stale_sentence(
-    home: Path, series: Sequence[SeriesId], now: datetime | None = None, source: str | None = None
-) -> str:
-    """Return the first finding of `find_stale`, of how many more it is so, and a command for all; "" for none."""
-    stale = find_stale(home, series, now)
+def stale_sentence(home: Path, stale: Sequence[Stale], source: str | None = None) -> str:
+    """Return the first finding of one market, of how many more it is so, and a command for all; "" for none."""
     if not stale:
         return ""
     more = f"; so it is with {len(stale) - 1} more series" if len(stale) > 1 else ""

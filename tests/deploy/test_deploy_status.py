@@ -8,7 +8,9 @@ import pytest
 
 from flows.cli.serve import _print_status
 from flows.deploy.services import _pause_as
-from flows.deploy.status import Deployment, Status, _is_paused
+from flows.deploy.status import Deployment, Status, _is_paused, read_status
+from schemas.identity import SeriesId
+from tests.tools.forecast_tools import BTC, PEPE, append, rows_at, write_candles
 
 NIGHT = datetime(2026, 1, 2, 6, 30, tzinfo=UTC)
 
@@ -74,3 +76,20 @@ def test_what_deploying_made_active_is_paused_again_in_its_own_kind(earlier, ask
     client = Mock()
     _pause_as(deployment(**earlier), deployment(), client)
     assert [name for name, *_ in client.method_calls] == asked
+
+
+def test_stale_series_are_a_problem_for_each_market_with_a_command_for_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    monkeypatch.setattr("flows.deploy.status.find", lambda name: None)
+    monkeypatch.setattr("flows.deploy.status.last_port", lambda: 4200)
+    for series in (BTC, PEPE, SeriesId("um", "BTCUSDT", "1h")):
+        write_candles(tmp_path, [1.0] * 4, series)
+        append(tmp_path, series, rows_at(0, 1.0, series))
+
+    told = [problem for problem in read_status().problems if "old" in problem]
+
+    assert len(told) == 2
+    assert (
+        "; so it is with 1 more series; refresh them with `cpb forecast --coins BTCUSDT,PEPEUSDT " in told[0]
+    )
+    assert "refresh it with `cpb forecast --coins BTCUSDT --timeframes 1h --market um`" in told[1]

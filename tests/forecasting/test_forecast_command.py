@@ -13,7 +13,7 @@ from schemas.errors import CpbError
 from schemas.failure import Failure
 from schemas.forecasting import ForecastSpec
 from schemas.handover import ForecastBatch
-from tasks.forecasting.staleness import find_stale
+from tasks.forecasting.staleness import find_stale, stale_sentence
 from tests.tools.forecast_steps import VERDICT, Steps
 from tests.tools.forecast_tools import BTC, HOUR, PEPE, START, WEIGHTS, append, rows_at, write_candles
 
@@ -187,9 +187,13 @@ def test_old_candles_are_called_stale_not_failed(stored, monkeypatch):
     Steps().stand_in(monkeypatch)
     said = []
     result = run_forecast(ForecastSpec(as_of="2025-06-05T20:25"), said.append)
-    on_the_page = [stale.sentence(stored) for stale in find_stale(stored, [BTC, PEPE], LATER)]
-    assert said[:2] == [f"STALE {sentence}" for sentence in on_the_page]
-    assert (result["exit"], len(result["failed"])) == (3, 2)
+    stale = find_stale(stored, [BTC, PEPE], LATER)
+    # On the terminal in one line with a command for all, however many there are; in --json series by series.
+    assert said[0] == f"STALE {stale_sentence(stored, stale)}"
+    assert [line for line in said[1:] if line.startswith("STALE")] == []
+    assert (result["exit"], len(stale)) == (3, 2)
+    for line, old in zip(result["failed"], stale, strict=True):
+        assert line.endswith(old.sentence(stored).removeprefix(str(old.series)))
 
 
 @pytest.mark.parametrize(

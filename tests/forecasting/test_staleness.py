@@ -102,14 +102,15 @@ def test_it_is_said_in_one_sentence_with_a_command(tmp_path):
 
 def test_of_several_the_first_is_told_with_a_command_for_all(tmp_path):
     candles_until(tmp_path, NOON - timedelta(days=3))
-    assert stale_sentence(tmp_path, [PEPE], NOON) == find_stale(tmp_path, [PEPE], NOON)[0].sentence(tmp_path)
+    (one,) = find_stale(tmp_path, [PEPE], NOON)
+    assert stale_sentence(tmp_path, [one]) == one.sentence(tmp_path)
     candles_until(tmp_path, NOON - timedelta(days=3), BTC)
-    told = stale_sentence(tmp_path, [PEPE, BTC], NOON, "sources")
+    told = stale_sentence(tmp_path, find_stale(tmp_path, [PEPE, BTC], NOON), "sources")
     assert told == (
         "PEPEUSDT 1h: the newest candle is 3 days old (2025-06-07 12:00 UTC); so it is with 1 more series; refresh "
         "them with `cpb ingest --coins PEPEUSDT,BTCUSDT --timeframes 1h --source sources`"
     )
-    assert stale_sentence(tmp_path, [PEPE, BTC], NOON - timedelta(days=3)) == ""
+    assert stale_sentence(tmp_path, []) == ""
 
 
 def test_many_are_refreshed_by_the_command_without_names(tmp_path):
