@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from html import escape
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -11,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
@@ -38,10 +39,13 @@ class Service(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def create_app(home: Path) -> FastAPI:
+def create_app(home: Path, program: str = "cpb") -> FastAPI:
     """Build the service over the store in `home`; runs come from the MLflow store.
 
     `cpb serve` runs it behind the guard of `flows/ops`.
+
+    Args:
+        program: the words that start cpb in the commands that the page shows; answers of the API have `cpb`.
     """
     app = Service(
         title="cpb",
@@ -57,7 +61,7 @@ def create_app(home: Path) -> FastAPI:
     plotly = StaticFiles(packages=[("plotly", "package_data")])
     app.mount("/plotly", GZipMiddleware(plotly, compresslevel=6), name="plotly")
     _add_problems(app)
-    _add_pages(app)
+    _add_pages(app, program)
     app.include_router(routes(home))
     return app
 
@@ -110,10 +114,12 @@ def _add_problems(app: FastAPI) -> None:
         return JSONResponse({"detail": text}, status_code=500)
 
 
-def _add_pages(app: FastAPI) -> None:
+def _add_pages(app: FastAPI, program: str) -> None:
     @app.get("/", include_in_schema=False)
-    def page() -> FileResponse:
-        return FileResponse(_STATIC / "index.html", headers=_PAGE_HEADERS)
+    def page() -> HTMLResponse:
+        index = (_STATIC / "index.html").read_text("utf-8")
+        told = index.replace("<html ", f'<html data-program="{escape(program)}" ', 1)
+        return HTMLResponse(told, headers=_PAGE_HEADERS)
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> FileResponse:

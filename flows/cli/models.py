@@ -374,7 +374,7 @@ def publish(
     if out or spec.space:
         results.append(page := publish_page(spec.market, out=out, space=spec.space, private=spec.private))
         look = (
-            f"; look at it with `python -m http.server -b 127.0.0.1 -d {shlex.quote(str(out))}`"
+            f"; look at it with `python3 -m http.server -b 127.0.0.1 -d {shlex.quote(str(out))}`"
             if out
             else ""
         )

@@ -12,6 +12,7 @@ import typer
 from flows.cli.ending import Answer, Json, answered
 from flows.console import Column, echo, emit, print_table, quiet_libraries, show
 from flows.progress import shown_progress
+from flows.typed import program
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, MINUTE, counted
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def serve(
         )
     # The option replaces the variable also when it is empty: so a shell can take the names away.
     names = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
-    run_server(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=_names(names))
+    # Who reads the page on another machine has this cpb at no path, and is not told of it.
+    typed = program() if is_loopback(host) and not _names(names) else "cpb"
+    run_server(PAGE, partial(create_app, checked_home(), typed), host, port, ready, hosts=_names(names))
 
 
 def _names(text: str) -> list[str]:

@@ -108,7 +108,7 @@ def test_publish_writes_and_sends_the_page_it_is_asked_for(
 def test_publish_says_how_a_folder_is_looked_at_and_refuses_a_dry_run_of_a_page(cpb, cpb_here, monkeypatch):
     monkeypatch.setattr("flows.page.publish_page", lambda *_, **__: Publication(place="my site (new)"))
     assert cpb_here("publish", "--out", "my site")[2] == (
-        "page: my site (new); look at it with `python -m http.server -b 127.0.0.1 -d 'my site'`\n"
+        "page: my site (new); look at it with `python3 -m http.server -b 127.0.0.1 -d 'my site'`\n"
     )
     for option in (("--out", "site"), ("--space", "a/b")):
         assert cpb("publish", "--dry-run", *option)[1].items() >= {"exit": 2, "field": "dry_run"}.items()

@@ -6,6 +6,7 @@ import urllib.request
 
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 
 from flows.cli.serve import serve
 from flows.ops.listeners import PAGE
@@ -53,6 +54,22 @@ def test_whoever_listens_beyond_this_machine_is_warned_in_one_sentence(host, alo
     assert (warning == []) == alone
     for sentence in warning:
         assert sentence.startswith(f"warning: everybody who reaches port 8000 of {host} can read the page")
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "typed"),
+    [("127.0.0.1", "", ".venv/bin/cpb"), ("0.0.0.0", "", "cpb"), ("127.0.0.1", "box.lan", "cpb")],
+)
+def test_the_page_has_commands_as_typed_unless_it_is_read_elsewhere(
+    host, names, typed, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [".venv/bin/cpb", "serve"])
+    made = []
+    monkeypatch.setattr("flows.ops.serve.run_server", lambda *given, **_: made.append(given[1]()))
+    serve(host, 8000, names)
+    page = TestClient(made[0], base_url="http://127.0.0.1:8000").get("/").text
+    assert page.count(f'<html data-program="{typed}" ') == 1
 
 
 @pytest.mark.parametrize(("host", "url"), [("10.1.2.3", "10.1.2.3"), ("::1", "[::1]"), ("name", "name")])

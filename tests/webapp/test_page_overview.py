@@ -9,7 +9,9 @@ from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
 from tests.tools.browser import needs_browser
 from tests.tools.page_browser import expect, until
+from tests.tools.page_service import serve
 from tests.tools.webapp_store import BTC, fill, forecast_at, write_candles
+from webapp.app import create_app
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -106,6 +108,14 @@ def test_cards_are_the_other_view_and_remembered(open_page, filled):
     page.get_by_role("button", name="Pin PEPEUSDT 15m").click()
     expect(page.locator(".tile h2").first).to_have_text("PEPEUSDT 15m")
     assert "series" not in page.url  # the pin is no part of the link that covers a card
+
+
+def test_commands_are_shown_as_they_must_be_typed_where_the_page_was_started(open_page, monkeypatch, filled):
+    monkeypatch.chdir(filled)
+    with serve(create_app(filled / "data", '"my env/bin/cpb"')) as port:
+        page = open_page(filled)
+        page.goto(f"http://127.0.0.1:{port}/")
+        assert page.locator(".card.problem code").inner_text().startswith('"my env/bin/cpb" forecast --')
 
 
 def test_what_is_stale_is_one_sentence_with_a_command_to_copy(open_page, filled):

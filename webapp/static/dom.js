@@ -71,9 +71,15 @@ export function sentence(text) {
   return marked(/[.!?]$/.test(whole) ? whole : `${whole}.`);
 }
 
+// A command as it must be typed where `cpb serve` was started, for instance with `.venv/bin/cpb`.
+export function command(text) {
+  const program = document.documentElement.dataset.program || "cpb";
+  return h("code", {}, text.replace(/(?<!\S)cpb(?!\S)/g, () => program));
+}
+
 // A sentence of the service: what stands between backticks is a command.
 export function marked(text) {
-  return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+  return text.split("`").map((part, i) => (i % 2 ? command(part) : part));
 }
 
 // What stands where something is on its way; screen readers are told, too.

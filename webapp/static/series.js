@@ -1,7 +1,7 @@
 // One series: its chart with the forecasts, the record, the champion's decisions, and the numbers of what is shown.
 
 import { PageError, ask, get, maybe, messageOf, ofSeries, published } from "./api.js";
-import { button, chip, downloads, fill, h, loading, select, sentence } from "./dom.js";
+import { button, chip, command, downloads, fill, h, loading, select, sentence } from "./dom.js";
 import { change, dayAndTime, known, price, priceFormat, seconds, signed, time } from "./format.js";
 import { pastForecasts } from "./past.js";
 import { free } from "./plot.js";
@@ -135,7 +135,7 @@ function heading(target, series, forecast, issue, isNewest) {
   const over = forecast && isNewest && Date.parse(forecast.steps.at(-1).target_time) < Date.now();
   const issued = issue ? `Forecast from the close of ${dayAndTime(issue.issued_at)} UTC by version ${versionOf(issue.model_version)}; stored ${storedWords(issue)}.` : "";
   target.replaceChildren(h("div", { class: "headline" }, h("h1", { id: "title" }, seriesName(series), " ", chips), h("p", {}, last, " ", moved)),
-    h("p", { class: "note" }, issued, over && !series.stale ? [" All its candles have closed", series.command && ["; ", h("code", {}, series.command), " makes a new one"], "."] : "",
+    h("p", { class: "note" }, issued, over && !series.stale ? [" All its candles have closed", series.command && ["; ", command(series.command), " makes a new one"], "."] : "",
       ...(series.stale ? [" ", ...sentence(series.stale)] : []), ...(standing ? [" ", ...sentence(standing)] : [])),
     ...(series.market === "sim" ? [h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED)] : []));
 }
