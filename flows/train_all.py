@@ -53,7 +53,7 @@ def run_train_all(spec: RunSpec, report: PrintLine = echo, *, waits_s: Sequence[
     with flow_run("train-all", report, notify=True) as run:
         # What would fail at the end fails now, before hours of training: the archive, the Hub, MLflow, W&B, the device.
         archiver = Archiver(report)
-        check_publishable(spec.market, spec.repo or spec.space)
+        check_publishable(spec)
         until_reachable(run, lambda: _train_all(run, spec, archiver), waits_s)
     copy_registry()
     return run

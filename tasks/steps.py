@@ -40,7 +40,7 @@ from tasks.forecasting.record import score_due
 from tasks.forecasting.staleness import STOPPED_AFTER
 from tasks.forecasting.watch import check_drift
 from tasks.hub.packaged import package, serving
-from tasks.hub.publish import hub_client, publish_tree
+from tasks.hub.publish import check_private, hub_client, publish_tree
 from tasks.hub.tree import check_replaceable
 from tasks.judging.fleet import judge_fleet
 from tasks.judging.judges import Judges
@@ -248,11 +248,17 @@ def promote(
     return decide_night(spec.scope.home, fleets, stopped, spec.force or "")
 
 
-def check_publishable(market: Market, repo: str | None) -> None:
-    """Raise what would stop `publish` hours later: no token of the Hub, a folder in the place of the market's tree."""
-    if repo:
+def check_publishable(spec: RunSpec) -> None:
+    """Raise what would stop a run's publishing hours later.
+
+    No token of the Hub; a public repository or Space where private is asked for; a folder in the place of the tree.
+    """
+    places = [(name, kind) for name, kind in ((spec.repo, "model"), (spec.space, "space")) if name]
+    if places:
         hub_client()
-    check_replaceable(tree_of(home_folder(), "hub", market))
+        if spec.private:
+            check_private(*places)
+    check_replaceable(tree_of(home_folder(), "hub", spec.market))
 
 
 @step("publish", run_name="publish {market}")

@@ -34,6 +34,15 @@ def check_about(about: object, market: str, place: str) -> None:
         )
 
 
+def foreign_file(file: str, place: str) -> CpbError:
+    """Return the error of a file in the place of a page's that cpb did not write; `place`: the folder or Space."""
+    return CpbError(
+        f"{file} was not written by cpb, so nothing was changed: move it elsewhere, or name a new place",
+        code="foreign-folder",
+        field=place,
+    )
+
+
 def with_sums(files: Mapping[str, bytes], earlier: Mapping[str, str] | None = None) -> dict[str, bytes]:
     """Return the files and their list of sha256, which also has those of `earlier`, as `read_sums` returns them."""
     sums = {**(earlier or {}), **{name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
@@ -64,14 +73,10 @@ def write_page(files: Mapping[str, bytes], folder: Path, market: str, *, nightly
     own = {*earlier, SUMS, ABOUT}
     for name in (*changed, *removed):
         # A link in its place may lead anywhere, and a list of files that came from elsewhere, too.
-        is_inside = (folder / name).resolve() == folder.resolve() / name
-        if not is_inside or (name not in own and (folder / name).exists()):
-            raise CpbError(
-                f"{folder / name} was not written by cpb, so nothing was changed: move it elsewhere, or name a new "
-                "folder",
-                code="foreign-folder",
-                field=str(folder),
-            )
+        place = folder / name
+        is_inside = str(place.resolve()) == f"{folder.resolve()}/{name}"  # of an absolute name, too
+        if not is_inside or place.is_dir() or (name not in own and place.exists()):
+            raise foreign_file(str(place), str(folder))
     if not changed and not removed:
         return False
     about = about_page(market, nightly=nightly)

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from cpbmodels.files import read_regular
 from cpbmodels.hub import Hub, hub_api, hub_of_environment, quiet_client
 from schemas.errors import CpbError
 from tasks.forecasting.published import CHAIN
-from tasks.hub.page import ABOUT, about_page, check_about, with_sums
+from tasks.hub.page import ABOUT, about_page, check_about, foreign_file, with_sums
 from tasks.hub.tree import SUMS, read_sums
 from tasks.storage.files import read_json_or_none
 
@@ -152,6 +153,30 @@ def _api() -> "HfApi":
         raise CpbError(str(error).rstrip("."), code="hub-endpoint", field="HF_ENDPOINT") from None
 
 
+def check_private(*repositories: tuple[str, str]) -> None:
+    """Raise `CpbError` (code `public`) if one of these, each with its `repo_type`, exists on the Hub and is public.
+
+    What else the Hub answers, or that it does not, says the commit.
+    """
+    api, _ = hub_client()
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    for repo, kind in repositories:
+        with suppress(HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError), quiet_client():
+            _check_private(api.repo_info(repo, repo_type=kind), repo)
+
+
+def _check_private(found: Any, repo: str) -> None:
+    if not found.private:
+        raise CpbError(
+            f"{repo} exists and is public, although private was asked for, so nothing was published: make it private "
+            "on its settings page of the Hub, name another USER/NAME, or leave private out",
+            code="public",
+            field="repo",
+        )
+
+
 def opened_repository(api: "HfApi", repo: str, *, private: bool, **kind: Any) -> Any:
     """Create a repository on the Hub unless it exists, and return what the Hub says of it (`ModelInfo`, `SpaceInfo`).
 
@@ -164,13 +189,8 @@ def opened_repository(api: "HfApi", repo: str, *, private: bool, **kind: Any) ->
     )  # passes where a token may only write
     found = api.repo_info(repo, repo_type=kind.get("repo_type"))
     # The Hub ignores the visibility that is asked for where the repository exists.
-    if private and not found.private:
-        raise CpbError(
-            f"{repo} exists and is public, although private was asked for, so nothing was published: make it private "
-            "on its settings page of the Hub, name another USER/NAME, or leave private out",
-            code="public",
-            field="repo",
-        )
+    if private:
+        _check_private(found, repo)
     return found
 
 
@@ -220,14 +240,16 @@ def _commit_page(
     parent = opened_repository(api, space, private=private, repo_type="space", space_sdk="static").sha
     listed = api.list_repo_tree(space, recursive=True, revision=parent, repo_type="space")
     there = {file.path: file for file in listed if isinstance(file, RepoFile)}
-    own = set[str]()
+    own, commits = set[str](), api.list_repo_commits
     with TemporaryDirectory() as folder:
 
         def fetched(name: str) -> Path:
             place = api.hf_hub_download(space, name, repo_type="space", revision=parent, local_dir=folder)
             return Path(place)
 
-        if there.keys() - _TEMPLATE:
+        # A person's own site may well have the names of the template, but with a second commit.
+        is_new = not there.keys() - _TEMPLATE and len(commits(space, repo_type="space", revision=parent)) < 2
+        if not is_new:
             check_about(read_json_or_none(fetched(ABOUT)) if ABOUT in there else None, market, space)
         if SUMS in there:
             own = set(read_sums(fetched(SUMS).parent))
@@ -244,6 +266,9 @@ def _commit_page(
 
     changed = {name: data for name, data in files.items() if not is_there(name, data)}
     removed = sorted((own & there.keys()) - files.keys())
+    for name in changed if not is_new else ():
+        if name in there and name not in (*own, SUMS, ABOUT):
+            raise foreign_file(f"{name} in {space}", space)
     if not changed and not removed:
         return Published(space, parent, f"{api.endpoint}/spaces/{space}", sent=False)
     operations: list[CommitOperationAdd | CommitOperationDelete] = [

@@ -9,6 +9,8 @@ from flows.train_all import run_train_all
 from schemas.errors import CpbError
 from schemas.forecasting import ForecastSpec
 from schemas.run import RunSpec
+from tasks.hub.publish import publish_page
+from tasks.steps import check_publishable
 from tests.tools.fake_hub import TOKEN, fake_hub
 
 pytestmark = pytest.mark.slow
@@ -78,3 +80,30 @@ def test_a_night_without_a_token_fails_before_it_trains(monkeypatch, tmp_path):
         run_train_all(RunSpec(**SCOPE, preset="smoke", space=SPACE), quiet)
     assert caught.value.code == "no-token"
     assert not (tmp_path / "data" / "sim" / "klines").exists()
+
+
+@pytest.mark.parametrize("option", ["repo", "space"])
+def test_a_night_whose_place_is_public_although_it_asks_for_private_fails_before_it_trains(
+    monkeypatch, tmp_path, option
+):
+    with fake_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        publish_page({"index.html": b"<html>"}, SPACE, "sim")
+        with pytest.raises(CpbError, match="alice/prices exists and is public") as caught:
+            run_train_all(RunSpec(**SCOPE, preset="smoke", private=True, **{option: SPACE}), quiet)
+        assert caught.value.code == "public"
+        assert len(hub.repos[SPACE].commits) == 2
+    assert not (tmp_path / "data" / "sim" / "klines").exists()
+
+
+def test_a_place_that_is_private_missing_or_out_of_reach_lets_a_night_begin(monkeypatch):
+    with fake_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        publish_page({"index.html": b"<html>"}, SPACE, "sim", private=True)
+        places = {"repo": "alice/missing", "space": SPACE}
+        check_publishable(RunSpec(private=True, **places))
+        hub.faults.append(("GET", "/api/spaces", 503))
+        check_publishable(RunSpec(private=True, **places))
+    check_publishable(RunSpec(private=True, **places))

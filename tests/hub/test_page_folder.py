@@ -8,7 +8,7 @@ from schemas.errors import CpbError
 from tasks.hub import page as pages
 from tasks.hub.page import write_page
 from tasks.hub.publish import publish_page
-from tests.tools.fake_hub import TOKEN, blob_oid
+from tests.tools.fake_hub import TOKEN, Repo, blob_oid
 
 FILES = {"index.html": b"<html>", "api/overview.json": b"{}", "api/forecast/BTCUSDT/1h.json": b"[1]"}
 SPACE = "alice/prices"
@@ -70,6 +70,18 @@ def a_list_that_leads_elsewhere(folder):
         sums.write(f"{'0' * 64}  ../precious.txt\n")
 
 
+def a_list_with_the_whole_path_of_another_file(folder):
+    write_page(FILES, folder, "spot")
+    with (folder / "SHA256SUMS").open("a") as sums:
+        sums.write(f"{'0' * 64}  {folder.parent / 'precious.txt'}\n")
+
+
+def a_list_with_a_folder(folder):
+    write_page(FILES, folder, "spot")
+    with (folder / "SHA256SUMS").open("a") as sums:
+        sums.write(f"{'0' * 64}  api\n")
+
+
 def a_list_that_is_none(folder):
     write_page(FILES, folder, "spot")
     (folder / "SHA256SUMS").write_text("no list")
@@ -83,6 +95,8 @@ def a_list_that_is_none(folder):
         a_file_where_a_new_one_belongs,
         a_link_where_a_file_belongs,
         a_list_that_leads_elsewhere,
+        a_list_with_the_whole_path_of_another_file,
+        a_list_with_a_folder,
         a_list_that_is_none,
     ],
 )
@@ -191,6 +205,35 @@ def test_a_space_of_other_files_or_another_market_is_left_as_it_is(hub):
         assert space in str(caught.value)
     assert len(hub.repos["alice/app"].commits) == 1
     assert len(hub.repos[SPACE].commits) == 2
+
+
+def commit(hub, space, **files):
+    """A commit of a person's own; `_` stands for the dot of a name."""
+    repo = hub.repos.setdefault(space, Repo())
+    named = {name.replace("_", "."): data for name, data in files.items()}
+    hub.blobs |= {blob_oid(data): data for data in named.values()}
+    there = repo.files if repo.commits else {}
+    repo.commit(there | {name: ("file", blob_oid(data)) for name, data in named.items()})
+
+
+def test_a_new_space_is_taken_with_the_hubs_template_and_none_that_a_person_has_changed(hub):
+    for space in ("alice/new", "alice/site"):
+        commit(hub, space, README_md=b"---", index_html=b"<p>hello", style_css=b"p {}")
+    commit(hub, "alice/site", index_html=b"<h1>my own site")
+
+    assert publish_page(FILES, "alice/new", "spot").sent
+    with pytest.raises(CpbError, match="alice/site is neither empty nor cpb's page"):
+        publish_page(FILES, "alice/site", "spot")
+    assert hub.content("alice/site", "index.html") == b"<h1>my own site"
+
+
+def test_a_persons_file_in_a_space_is_not_replaced(hub):
+    publish_page(FILES, SPACE, "spot")
+    commit(hub, SPACE, notes_html=b"mine")
+    with pytest.raises(CpbError, match=r"notes\.html in alice/prices was not written by cpb") as caught:
+        publish_page({**FILES, "notes.html": b"<new>"}, SPACE, "spot")
+    assert caught.value.code == "foreign-folder"
+    assert hub.content(SPACE, "notes.html") == b"mine"
 
 
 def test_a_private_space_is_made_private_and_a_public_one_never_taken_for_it(hub):

@@ -284,6 +284,12 @@ class _Handler(BaseHTTPRequestHandler):
         more = f"<{self.hub.url}{urlsplit(self.path).path}?{urlencode(asked | {'cursor': at + PAGE})}>"
         return self._json(200, page, [("Link", f'{more}; rel="next"')] if rest else [])
 
+    def _history(self, _body, name, revision):
+        if not self._commit_at(name, revision):
+            return None
+        about = {"title": "", "message": "", "authors": [{"user": "alice"}], "date": "2026-01-01T00:00:00.000Z"}
+        return self._json(200, [{"id": oid} | about for oid, _ in reversed(self.hub.repos[name].commits)])
+
     def _refs(self, _body, name):
         if not (commit := self._commit_at(name, None)):
             return None
@@ -385,6 +391,7 @@ _ROUTES = [
     ("POST", "/api/validate-yaml", _Handler._validate),
     ("GET", f"/api/models/{_NAME}(?:/revision/([^/]+))?", _Handler._info),
     ("GET", f"/api/models/{_NAME}/refs", _Handler._refs),
+    ("GET", f"/api/models/{_NAME}/commits/([^/]+)", _Handler._history),
     ("GET", f"/api/models/{_NAME}/tree/([^/]+)(?:/(.+))?", _Handler._tree),
     ("POST", f"/api/models/{_NAME}/preupload/main", _Handler._preupload),
     ("POST", f"/{_NAME}\\.git/info/lfs/objects/batch", _Handler._lfs_batch),
