@@ -148,8 +148,8 @@ class Run:
 
     @property
     def events(self) -> Events:
-        """What people are to be told of the run."""
-        return events_of(self.failures, (*self.decided_before, *self.decisions), self.alarms) | self.alerts
+        """What people are to be told of the run, first what they have asked for."""
+        return self.alerts | events_of(self.failures, (*self.decided_before, *self.decisions), self.alarms)
 
     def begin_again(self) -> None:
         """Forget what an attempt has found, but for the pairs, the run that it has opened in MLflow, and its data."""

@@ -139,6 +139,7 @@ def tell_end(flow: str, events: Events, *, complete: bool) -> None:
         sent = _sent_today() if urls else SentEvents(day="")
         # An hourly run repeats what failed: people read it once a day.
         new = {key: text for key, text in events.items() if key not in sent.events}
+        shown = [*new][:MAX_LINES]  # the others are told by the next run
         calls = _senders(urls, flow, new) if new else {}
         heartbeat = os.environ.get(HEARTBEAT_VARIABLE, "").strip().replace("{flow}", flow)
         heartbeat_call = (
@@ -148,7 +149,7 @@ def tell_end(flow: str, events: Events, *, complete: bool) -> None:
         for name in filter(problems.get, problems):
             log.warning("no message through %s: %s", name, problems[name])
         if not all(problems[name] for name in calls):  # else the next run tries again
-            write_record(home_folder() / "notify.json", SentEvents(day=sent.day, events=(*sent.events, *new)))
+            write_record(home_folder() / "notify.json", SentEvents(day=sent.day, events=(*sent.events, *shown)))
     except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
         log.warning("no notification of the end of %s was sent: %s", flow, problem)
 

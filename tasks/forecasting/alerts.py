@@ -84,7 +84,7 @@ def parse_alert(text: str) -> Alert:
         )
     coin, timeframe, question, *prices = words
     found = ScopeSpec(coins=coin, timeframes=timeframe, market=market).scope.series
-    limits = parse_chances("".join(parts[3].split()), "limit")
+    limits = parse_chances(" ".join(parts[3].split()).replace(" %", "%"), "limit")
     if len(found) != 1 or len(limits) != 1:
         raise UsageError(f"{text[:80]!r} names several series or limits: write a line for each", code="alert")
     return Alert(found[0], question, tuple(parse_price(p, question) for p in prices), parts[2], limits[0])
@@ -97,7 +97,7 @@ def check_alerts(
     now: datetime,
     failed: Collection[SeriesId] | None = None,
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the sentence of each alert whose limit is passed, by its key, and a sentence for each line that fails.
+    """Return the sentence of each alert whose limit, or prices, are passed, by its key, and one for each line that fails.
 
     Args:
         market: of the forecasts; lines of other markets are left to their own.
@@ -118,11 +118,15 @@ def check_alerts(
             if rows is None:
                 if failed is not None and series.market == market and series not in failed:
                     raise MemberError(f"no champion forecasts {series}")
-            elif rows["target_time"][-1] > now and (said := alert.sentence(chances_of(home, series, rows))):
-                told[alert.key] = said
+            elif rows["target_time"][-1] > now:
+                chances = chances_of(home, series, rows)
+                try:
+                    told[alert.key] = alert.sentence(chances)
+                except UsageError as passed:  # the close has passed its prices: news, and no failure of the run
+                    told[alert.key] = f"{str(passed).rstrip('.')}, in line {number} of {home / ALERTS_FILE}"
         except CpbError as error:
             problems.append(f"{home / ALERTS_FILE}, line {number}: {error}; correct it, or put # before it")
-    return told, problems
+    return {key: sentence for key, sentence in told.items() if sentence}, problems
 
 
 def _lines(home: Path) -> Iterator[tuple[int, str]]:

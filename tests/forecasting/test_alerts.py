@@ -151,10 +151,11 @@ def test_a_replay_and_a_forecast_that_is_over_tell_nothing(home, inbox, monkeypa
         ("BTC 1h reach 98000 > 20 %", "is no alert"),
         ("BTC 1h first 98000 > 20 %", "is no alert"),
         ("BTC 1h touch 98000 105000 > 20 %", "is no alert"),
-        ("BTC 1h touch 98000 >= 20 %", "limit '=20%' is no chance between 0 and 1"),
+        ("BTC 1h touch 98000 >= 20 %", "limit '= 20%' is no chance between 0 and 1"),
         ("BTC 1h touch 98,500 > 20 %", "touch '98,500' is not one price: write a number without commas"),
         ("BTC 1h touch 98.000,5 > 20 %", "touch '98.000,5' is not one price"),
         ("BTC 1h touch 98000 > 20", "limit '20' can be read as 20 % or as 2000 %: write 20% or 0.2"),
+        ("BTC 1h touch 98000 > 2 0 %", "limit '2 0%' is no chance"),
         ("BTC 1h touch 98000 > 20 %, 30 %", "names several series or limits: write a line for each"),
         ("BTC,ETH 1h touch 98000 > 20 %", "names several series or limits"),
         ("BTC 7m touch 98000 > 20 %", "timeframes"),
@@ -172,16 +173,27 @@ def test_a_line_that_cannot_be_read_or_in_two_ways_is_one_sentence(home, line, s
 
 
 def test_a_wrong_line_stops_nothing_and_is_told_as_a_failure(home, inbox, monkeypatch, capsys):
-    write(home, "BTC 1h touch 98,500 > 20 %", "BTC 1h touch 104000 > 1 %", "BTC 1h first 98000 97000 > 2 %")
+    write(home, "BTC 1h touch 98,500 > 20 %", "BTC 1h touch 104000 > 1 %")
     code, told, said = cpb(monkeypatch, capsys)
     assert (code, told["exit"], len(told["rows"]), len(told["alerts"])) == (3, 3, 10, 1)
     (failed,) = told["failed"]
     assert "line 1: touch '98,500' is not one price" in failed
-    assert "line 3: " in failed  # target and stop lie on one side of the close
     assert failed in said
     (message,) = inbox.messages
     assert "line 1: " in message["message"]
     assert told["alerts"][0] in message["message"]
+
+
+def test_prices_that_the_close_has_passed_are_told_once_and_fail_no_run(home, inbox, monkeypatch, capsys):
+    write(home, "BTC 1h first 98000 97000 > 2 %")
+    for _ in range(2):
+        code, told, _ = cpb(monkeypatch, capsys)
+        (alert,) = told["alerts"]
+        assert (code, told["failed"]) == (0, [])
+    assert "do not lie on opposite sides of the last close" in alert
+    assert alert.endswith(f"one below, in line 1 of {home}/alerts")
+    (message,) = inbox.messages
+    assert message["message"] == f"- {alert}"
 
 
 def test_a_line_that_no_champion_answers_is_told_where_all_were_asked(home):

@@ -130,6 +130,17 @@ def test_long_texts_are_cut_after_their_credentials_are_taken_out(inbox, home):
     assert not any(secret in body for secret in SECRETS)
 
 
+def test_what_a_message_had_no_line_for_is_told_by_the_next_and_alerts_come_first(inbox, home):
+    failures = [Failure.of(SeriesId("spot", f"C{n}USDT", "1h"), "ingest", "gone") for n in range(MAX_LINES)]
+    for _ in range(3):
+        with flow_run("forecast", print, notify=True) as noted:
+            noted.failures, noted.alerts = failures, {"alert 1": "a chance", "alert 2": "another chance"}
+    first, second = (body.splitlines() for body in bodies(inbox))
+    assert first[:2] == ["- a chance", "- another chance"]
+    assert first[-1] == "- and 2 more; see the run's log"
+    assert [line.split()[1] for line in second] == ["C18USDT", "C19USDT"]
+
+
 def test_a_dead_service_fails_no_run_and_the_event_is_told_by_the_next(inbox, home, caplog):
     caplog.set_level(logging.INFO)
     inbox.stop()
