@@ -1,5 +1,6 @@
 """What the shell completes beside commands and options: coins, timeframes, presets, architectures. Imports no torch."""
 
+import shlex
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,8 @@ def _coins() -> Iterable[str]:
 
 def _presets() -> Iterable[str]:
     own = [*own_presets_folder().glob(f"*{SUFFIX}"), *Path().glob(f"*{SUFFIX}")]
-    return [*PRESET_ARCHITECTURES, *(path.name for path in own)]
+    # The shell takes a completed word as typed: of a file from elsewhere, `$(…)` would run.
+    return [*PRESET_ARCHITECTURES, *(path.name for path in own if shlex.quote(path.name) == path.name)]
 
 
 def _architectures() -> Iterable[str]:

@@ -26,6 +26,8 @@ def completed(tmp_path):
     (tmp_path / "home" / "klines" / "interval=1h" / "symbol=WIFUSDT").mkdir(parents=True)
     (tmp_path / "home" / "presets").mkdir()
     (tmp_path / "home" / "presets" / "mine.toml").touch()
+    # A name that the shell would not take as it is: it is not completed.
+    (tmp_path / "$(touch pwned).toml").touch()
 
     def complete(line):
         words = line.split(" ")
