@@ -149,7 +149,9 @@ def tell_end(flow: str, events: Events, *, complete: bool) -> None:
         for name in filter(problems.get, problems):
             log.warning("no message through %s: %s", name, problems[name])
         if not all(problems[name] for name in calls):  # else the next run tries again
-            write_record(home_folder() / "notify.json", SentEvents(day=sent.day, events=(*sent.events, *shown)))
+            write_record(
+                home_folder() / "notify.json", SentEvents(day=sent.day, events=(*sent.events, *shown))
+            )
     except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
         log.warning("no notification of the end of %s was sent: %s", flow, problem)
 

@@ -97,7 +97,7 @@ def check_alerts(
     now: datetime,
     failed: Collection[SeriesId] | None = None,
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the sentence of each alert whose limit, or prices, are passed, by its key, and one for each line that fails.
+    """Return a sentence for each alert whose limit or prices are passed, by its key, and for each line that fails.
 
     Args:
         market: of the forecasts; lines of other markets are left to their own.
@@ -122,7 +122,9 @@ def check_alerts(
                 chances = chances_of(home, series, rows)
                 try:
                     told[alert.key] = alert.sentence(chances)
-                except UsageError as passed:  # the close has passed its prices: news, and no failure of the run
+                except (
+                    UsageError
+                ) as passed:  # the close has passed its prices: news, and no failure of the run
                     told[alert.key] = f"{str(passed).rstrip('.')}, in line {number} of {home / ALERTS_FILE}"
         except CpbError as error:
             problems.append(f"{home / ALERTS_FILE}, line {number}: {error}; correct it, or put # before it")

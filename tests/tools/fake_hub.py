@@ -287,7 +287,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _history(self, _body, name, revision):
         if not self._commit_at(name, revision):
             return None
-        about = {"title": "", "message": "", "authors": [{"user": "alice"}], "date": "2026-01-01T00:00:00.000Z"}
+        about = {
+            "title": "",
+            "message": "",
+            "authors": [{"user": "alice"}],
+            "date": "2026-01-01T00:00:00.000Z",
+        }
         return self._json(200, [{"id": oid} | about for oid, _ in reversed(self.hub.repos[name].commits)])
 
     def _refs(self, _body, name):
