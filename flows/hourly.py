@@ -5,7 +5,7 @@ from prefect.states import Completed
 
 from flows.forecast import run_forecast
 from flows.prefect import NOT_YET, as_flow
-from schemas.errors import EXIT_COMPLETE, CpbError
+from schemas.errors import EXIT_COMPLETE, CpbError, counted
 from schemas.forecasting import ForecastSpec
 from schemas.home import home_folder
 from schemas.scope import Scope
@@ -39,4 +39,8 @@ def forecast_flow(spec: ForecastSpec) -> State:
         )
     result = run_forecast(spec)
     counts = {name: value for name, value in result.items() if name not in ("rows", "models")}
-    return Completed(name="Partial" if result["exit"] else "Completed", data=counts)
+    if not (failed := result["failed"]):
+        return Completed(data=counts)
+    # `cpb deploy status` and Prefect's page show the message, and nothing else of it.
+    message = f"{counted(len(failed), 'problem')}, the first: {failed[0]}"
+    return Completed(name="Partial", message=message, data=counts)

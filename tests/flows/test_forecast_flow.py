@@ -39,6 +39,22 @@ def test_the_scheduled_run_before_any_training_is_complete_and_says_so(store):
     assert state.data == {"exit": 0}
 
 
+@pytest.mark.parametrize(
+    ("failed", "name", "message"),
+    [
+        ([], "Completed", None),
+        (["BTCUSDT 1h in forecast: old"], "Partial", "1 problem, the first: BTCUSDT 1h in forecast: old"),
+        (["one", "two"], "Partial", "2 problems, the first: one"),
+    ],
+)
+def test_a_partial_run_says_why(failed, name, message, monkeypatch):
+    result = {"rows": [], "models": [], "failed": failed, "exit": 3 if failed else 0}
+    monkeypatch.setattr("flows.hourly._is_untrained", lambda scope: False)
+    monkeypatch.setattr("flows.hourly.run_forecast", lambda spec: result)
+    state: State = forecast_flow.fn(**SCOPE)
+    assert (state.name, state.message, state.data["failed"]) == (name, message, failed)
+
+
 def test_a_person_who_asks_for_it_meets_an_error():
     open_store()
     with pytest.raises(CpbError) as caught:
