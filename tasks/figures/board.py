@@ -25,6 +25,9 @@ Row = Mapping[str, Any]
 ROW_HEIGHT = 26
 """Height of a row in px, which keeps labels readable for any number of rows."""
 
+MAX_TICKS = 10
+"""Of an axis of epochs, which stand at whole numbers."""
+
 UNKNOWN = "unknown"
 """Placeholder for the preset of a run that does not record it."""
 
@@ -263,7 +266,12 @@ def losses_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
         traces,
         alt,
         hovermode="x",
-        xaxis={"title": {"text": "epoch"}, "tickformat": "d", "rangemode": "nonnegative"},
+        xaxis={
+            "title": {"text": "epoch"},
+            "tickformat": "d",
+            "dtick": -(-longest // MAX_TICKS),  # plotly's own are halves for few epochs, and rounded twice the same
+            "rangemode": "nonnegative",
+        },
         yaxis={"title": {"text": "loss"}, "tickformat": ".4~g"},
     )
 

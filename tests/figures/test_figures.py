@@ -224,8 +224,8 @@ def test_two_models_side_by_side_are_joined_by_coin():
     assert "on 2 coins: har has the lower ratio on 1" in figure["layout"]["meta"]["alt"]
 
 
-@pytest.mark.parametrize("epochs", [0, 1, 50])
-def test_losses_are_two_lines_a_model(epochs):
+@pytest.mark.parametrize(("epochs", "apart"), [(0, None), (1, 1), (3, 1), (50, 5), (61, 7)])
+def test_losses_are_two_lines_a_model_with_ticks_at_whole_epochs(epochs, apart):
     rows = [
         {"epoch": e + 1, "train_loss": 1 / (e + 1), "val_loss": math.nan if e == 3 else 2 / (e + 1)}
         for e in range(epochs)
@@ -234,6 +234,7 @@ def test_losses_are_two_lines_a_model(epochs):
     assert len(figure["data"]) == (4 if epochs else 0)
     if epochs:
         assert figure["data"][0]["x"][0] == 1
+        assert figure["layout"]["xaxis"]["dtick"] == apart
         assert figure["data"][0]["line"]["dash"] != figure["data"][1]["line"]["dash"]
 
 

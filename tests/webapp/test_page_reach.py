@@ -72,3 +72,13 @@ def test_on_a_phone_tables_are_cards_that_sort(open_page, mixed):
         page.locator("#leaderboard td").first.evaluate("e => getComputedStyle(e, '::before').content")
         == '"candles"'
     )
+
+
+def test_no_table_is_cut_on_a_desk(open_page, mixed):
+    page = open_page(mixed, viewport={"width": 1440, "height": 800})
+    for view in VIEWS:
+        show(page, view)
+        cut = page.locator(".scroll").evaluate_all(
+            "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => [e.ariaLabel, e.scrollWidth, e.clientWidth])"
+        )
+        assert cut == [], view
