@@ -269,7 +269,9 @@ def losses_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
         xaxis={
             "title": {"text": "epoch"},
             "tickformat": "d",
-            "dtick": -(-longest // MAX_TICKS),  # plotly's own are halves for few epochs, and rounded twice the same
+            "dtick": -(
+                -longest // MAX_TICKS
+            ),  # plotly's own are halves for few epochs, and rounded twice the same
             "rangemode": "nonnegative",
         },
         yaxis={"title": {"text": "loss"}, "tickformat": ".4~g"},
