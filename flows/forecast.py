@@ -96,16 +96,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
         records = champion_records(read_summary(home_folder(), scope.market))
         result = {
             "rows": [row for rows in newest.values() for row in rows.to_dicts()],
-            "models": [
-                {
-                    "market": s.market,
-                    "symbol": s.symbol,
-                    "timeframe": s.timeframe,
-                    "verdict": models[s].verdict,
-                }
-                | records.get(s, {})
-                for s in issued.series
-            ],
+            "models": [{**vars(s), "verdict": models[s].verdict} | records.get(s, {}) for s in issued.series],
             "new_rows": issued.rows,
             "series": len(issued.series),
             "scored": scored.rows,

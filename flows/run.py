@@ -64,8 +64,8 @@ class Run:
     which is not a failure. `warnings`: about the trainings, such as a shortage of memory. `fleets`: each fleet's cost
     (`tasks.training.cost.fleet_cost`) and, of classifiers, its accuracy; `trained_before`: the names of those that
     earlier runs have trained. `listed`: its options with the exchange's pairs in place of `exchange`; `records`: the
-    features that it is planned with. `alerts`: chances that
-    passed the limits of `HOME/alerts`. `decided_before`: by earlier attempts.
+    features that it is planned with. `alerts`: chances that passed the limits of `HOME/alerts`. `decided_before`: by
+    earlier attempts.
     """
 
     name: str

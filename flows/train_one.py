@@ -118,9 +118,7 @@ def _result(shard: ShardResult, judgement: Judgement) -> dict[str, Any]:
     return {
         "architecture": member.model.architecture,
         "preset": member.model.recipe,
-        "market": series.market,
-        "symbol": series.symbol,
-        "timeframe": series.timeframe,
+        **vars(series),
         **{name: report.get(name) for name in reported},
         "train_loss": last.get("train_loss"),
         "val_loss": last.get("val_loss"),

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from schemas.base import Spec
 from schemas.coins import parse_coins, parse_timeframes
 from schemas.errors import UsageError
-from schemas.identity import OWN, SPOT, Market, market_option
+from schemas.identity import OWN, SPOT, Market, scope_options
 
 
 class BoardSpec(Spec):
@@ -37,9 +37,7 @@ class BoardSpec(Spec):
     @property
     def options(self) -> str:
         """The command-line options that ask for the same market, coins and timeframes."""
-        given = {"coins": self.coins, "timeframes": self.timeframes}
-        options = "".join(f" --{name} {text}" for name, text in given.items() if text is not None)
-        return options + market_option(self.market or SPOT)
+        return scope_options(self.market or SPOT, self.coins, self.timeframes)
 
     @property
     def symbols(self) -> set[str] | None:

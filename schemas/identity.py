@@ -5,6 +5,7 @@ these identifiers: names of folders, registered models and runs, and the folder 
 market spot: `BTCUSDT-1h`, but `um-BTCUSDT-1h`.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, get_args
@@ -124,11 +125,21 @@ class SeriesId:
 
 def options_of(series: Sequence[SeriesId]) -> str:
     """Return the command-line options that select several series of one market: `--coins BTCUSDT,ETHUSDT …`."""
-    coins, timeframes = (
-        ",".join(dict.fromkeys(names))
-        for names in zip(*((s.symbol, s.timeframe) for s in series), strict=True)
-    )
-    return f"--coins {coins} --timeframes {timeframes}{market_option(series[0].market)}"
+    names = zip(*((s.symbol, s.timeframe) for s in series), strict=True)
+    return scope_options(series[0].market, *(",".join(dict.fromkeys(each)) for each in names)).lstrip()
+
+
+def scope_options(market: str, coins: str | None = None, timeframes: str | None = None) -> str:
+    """Return the command-line options that select coins, timeframes and a market; "" for all of spot.
+
+    A space goes before each.
+
+    Args:
+        coins, timeframes: as they are typed, with commas; empty for all.
+    """
+    given = {"coins": coins, "timeframes": timeframes}
+    options = "".join(f" --{name} {shlex.quote(text)}" for name, text in given.items() if text)
+    return options + market_option(market)
 
 
 def market_option(market: str) -> str:

@@ -19,7 +19,7 @@ from schemas.base import Spec
 from schemas.coins import CHAMPIONS, EXCHANGE, coin_of, coins_label, parse_coins, parse_timeframes
 from schemas.errors import MINUTE, UsageError
 from schemas.home import home_folder
-from schemas.identity import APART, OWN, SIM, Market, SeriesId, market_home
+from schemas.identity import APART, OWN, SIM, Market, SeriesId, market_home, scope_options
 from schemas.reading import Reading, remembered
 from schemas.tables import is_table, tables_of
 
@@ -98,10 +98,9 @@ class Scope(BaseModel):
 
     @property
     def options(self) -> str:
-        """The command-line options that ask for the same: ` --coins BTC --timeframes 1h`; "" for all."""
-        coins = f" --coins {','.join(map(coin_of, self.symbols))}" if self.symbols else ""
-        has_all = len(self.timeframes) == len(INTERVAL_SECONDS)
-        return coins if has_all else f"{coins} --timeframes {','.join(self.timeframes)}"
+        """The command-line options that ask for the same: ` --coins BTC --timeframes 1h`; "" for all of spot."""
+        timeframes = "" if len(self.timeframes) == len(INTERVAL_SECONDS) else ",".join(self.timeframes)
+        return scope_options(self.market, ",".join(map(coin_of, self.symbols)), timeframes)
 
     def narrowed(self, series: Sequence[SeriesId]) -> "Scope":
         """Return the scope restricted to exactly these series of its market."""

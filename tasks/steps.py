@@ -31,7 +31,7 @@ from schemas.handover import (
     TrainingPlan,
 )
 from schemas.home import home_folder
-from schemas.identity import MARKETS, Market, SeriesId, market_option, tree_of
+from schemas.identity import MARKETS, Market, SeriesId, tree_of
 from schemas.ledger import Score, Watching
 from schemas.run import LOCAL, RAY, RunSpec
 from schemas.scope import Scope
@@ -307,14 +307,15 @@ class Serving:
         of = f" of {coins_label(scope.symbols)}" if scope.symbols else ""
         at = f" at {', '.join(scope.timeframes)}" if len(scope.timeframes) < len(INTERVAL_SECONDS) else ""
         elsewhere = [
-            f"{number} of market {market}, with which `cpb forecast{scope.options}{market_option(market)}` forecasts"
+            f"{number} of market {market}, with which "
+            f"`cpb forecast{scope.model_copy(update={'market': market}).options}` forecasts"
             for market in MARKETS
             if (number := sum(scope.selects(model.series) for model in packaged_models(scope.home, market)))
         ]
         raise CpbError(
             f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet"
             f"{''.join(f', but {text}' for text in elsewhere)}; train first, as in "
-            f"`cpb train-all{scope.options}{market_option(scope.market)}`",
+            f"`cpb train-all{scope.options}`",
             code="no-champion",
         )
 

@@ -11,6 +11,7 @@ from schemas.errors import CpbError
 from schemas.identity import MARKETS, SIM, SPOT, Market, SeriesId, market_option
 from tasks.forecasting import months
 from tasks.forecasting.months import IS_LIVE
+from tasks.forecasting.outlook import rarely_touched
 from tasks.forecasting.record import champion_records
 from tasks.forecasting.staleness import refreshed_by
 from tasks.forecasting.watch import alarms
@@ -18,13 +19,11 @@ from webapp import answers
 from webapp.cache import drop_changed, until_files_change
 from webapp.one_series import candle_rows, newest_chances
 from webapp.recent import recent_fields
-from webapp.runs import champions_of, identity
+from webapp.runs import champions_of
 from webapp.stored import all_stored, damaged, default_market, newest, record, too_old
 
 SPARKLINE = 48
 """Closes in a row of the overview."""
-
-_STOP_CHANCE = 0.05
 
 
 def health(home: Path) -> answers.Health:
@@ -61,7 +60,7 @@ def listed(home: Path) -> list[answers.SeriesInfo]:
     """Return every series with forecasts or candles: series with forecasts first, real markets before simulated."""
     infos = [
         answers.SeriesInfo(
-            **identity(series),
+            **vars(series),
             issued_at=rows["issued_at"][0] if len(rows) else None,
             model_version=rows["model_version"][0] if len(rows) else None,
         )
@@ -87,7 +86,7 @@ def overview(home: Path, market: Market) -> answers.Overview:
     stale, damages = too_old(home, tuple(with_forecast or of_market)), damaged(home)
     rows = [
         answers.OverviewRow(
-            **identity(series),
+            **vars(series),
             **(_forecast_fields(home, series) if series in with_forecast else {}),
             **_close_fields(home, series),
             **served.get(series, {}),
@@ -152,23 +151,18 @@ def _served(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | None]
 def _forecast_fields(home: Path, series: SeriesId) -> dict[str, Any]:
     rows = newest(home, series)
     last = rows.row(-1, named=True)
-    fields = recent_fields(home, series)
+    fields = {**recent_fields(home, series)}
     with suppress(CpbError):  # its model has no table of extremes, or another model serves now
-        prices = [stop["price"] for stop in newest_chances(home, series).stops([_STOP_CHANCE])]
-        fields = {**fields, "stop_5_down": min(prices), "stop_5_up": max(prices)}
+        fields |= rarely_touched(newest_chances(home, series))
+    read = ("issued_at", "made_at", "model_version", "q10", "q90", "standing")
     return fields | {
-        "issued_at": last["issued_at"],
-        "made_at": last["made_at"],
+        **{name: last[name] for name in read},
         "live": rows.select(IS_LIVE)[0, 0],
-        "model_version": last["model_version"],
         "origin_close": last["last_close"],
-        "q10": last["q10"],
-        "q90": last["q90"],
         # In percent of the last close: coins of any price stand in one column.
         "range_80_low": 100 * (last["q10"] / last["last_close"] - 1),
         "range_80_high": 100 * (last["q90"] / last["last_close"] - 1),
         "range_at": last["target_time"],
-        "standing": last["standing"],
         "standing_note": months.standing_note(rows) or None,
     }
 

@@ -105,7 +105,7 @@ IssuedAt = Annotated[
 
 def _series_table(series: SeriesId, what: str, rows: list[Any]) -> Response:
     name = f"{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
-    return table(rows, name, **runs.identity(series), simulated=series.market == SIM)
+    return table(rows, name, **vars(series), simulated=series.market == SIM)
 
 
 def _listed(kind: type[answers.OfSeries], series: SeriesId, rows: pl.DataFrame, form: str) -> Any:
@@ -114,7 +114,7 @@ def _listed(kind: type[answers.OfSeries], series: SeriesId, rows: pl.DataFrame, 
     name = kind.__name__.lower()
     if form == "csv":
         return _series_table(series, name, times_as_text(rows).rows(named=True))
-    return kind(**runs.identity(series), **{name: []}), name, rows
+    return kind(**vars(series), **{name: []}), name, rows
 
 
 def _label(market: Market) -> str:

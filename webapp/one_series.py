@@ -4,7 +4,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -20,7 +20,6 @@ from tasks.forecasting.watch import alarms
 from tasks.market.klines import read_klines
 from webapp import answers
 from webapp.cache import until_files_change
-from webapp.runs import identity
 from webapp.stored import newest, no_forecast, record
 
 STOPS = (0.25, 0.1, 0.05)
@@ -87,10 +86,9 @@ def table(home: Path, series: SeriesId) -> answers.Table:
     return _answered(home, series, answers.Table, arrays)
 
 
-def _values(array: np.ndarray) -> answers.Values:
+def _values(array: np.ndarray) -> dict[str, Any]:
     data = array.astype(array.dtype.newbyteorder("<")).tobytes()
-    dtype: Literal["float16", "float32"] = "float16" if array.dtype.itemsize == 2 else "float32"
-    return {"dtype": dtype, "shape": [*array.shape], "data": b64encode(data).decode()}
+    return {"dtype": array.dtype.name, "shape": array.shape, "data": b64encode(data).decode()}
 
 
 def _answered(
@@ -151,7 +149,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> tuple[answers.Ledger, st
     of_series = [entry for entry in entries if entry.kind == "series"]
     rows = newest_scored(home, series, limit)[list(answers.LedgerRow.model_fields)]
     ledger = answers.Ledger(
-        **identity(series),
+        **vars(series),
         watch=next((alarm for alarm in alarms(home, series.market) if alarm.series == series), None),
         summary=_hit_rates(of_series),
         live=_hit_rates([entry for entry in of_series if entry.live]),

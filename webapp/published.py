@@ -93,7 +93,7 @@ def page_files(home: Path, market: Market) -> tuple[dict[str, bytes], list[Failu
 def _series_answers(home: Path, series: SeriesId) -> Iterator[tuple[str, bytes]]:
     yield "forecast", json_of(one_series.forecast(home, series))
     newest = one_series.forecasts(home, series, 1)
-    yield "forecasts", json_of(answers.Forecasts(**runs.identity(series), forecasts=[]), "forecasts", newest)
+    yield "forecasts", json_of(answers.Forecasts(**vars(series), forecasts=[]), "forecasts", newest)
     table = one_series.table(home, series)
     later = {"note": _LATER} if table.note and "`" in table.note else {}
     yield "extremes", json_of(table.model_copy(update=later))

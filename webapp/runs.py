@@ -68,7 +68,7 @@ def leaderboard(market: Market, timeframe: str | None = None, run: str | None = 
 
 def _champion(champion: Champion, decision: Decision | None) -> answers.ChampionInfo:
     return answers.ChampionInfo(
-        **identity(champion.series),
+        **vars(champion.series),
         model_version=champion.model_version,
         architecture=champion.architecture or None,
         preset=champion.preset or None,
@@ -78,11 +78,6 @@ def _champion(champion: Champion, decision: Decision | None) -> answers.Champion
         selected_on=champion.selected_on or None,
         metrics={name: value for name, value in champion.metrics.items() if name.startswith("test_")},
     )
-
-
-def identity(series: SeriesId) -> dict[str, Any]:
-    """Return the first fields of every response about a series."""
-    return {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
 
 
 def _members() -> tuple[pl.DataFrame, str | None]:
@@ -158,14 +153,14 @@ def models(series: SeriesId) -> answers.Models:
     """Return a series' newest judged model of each architecture and preset; a note says why there are none."""
     missing = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
     judged, note = _or_note(lambda: store_cache.cached("models", _models, series), missing)
-    return answers.Models(**identity(series), models=judged, note=note)
+    return answers.Models(**vars(series), models=judged, note=note)
 
 
 def decisions(series: SeriesId, limit: int) -> answers.Decisions:
     """Return the newest decisions on a series, newest first; a note says why there are none."""
     missing = f"nothing has been decided on {series} yet; `cpb train-all {series.options}` trains candidates"
     made, note = _or_note(lambda: store_cache.cached("decisions", _decisions, series), missing)
-    return answers.Decisions(**identity(series), decisions=made[:limit], note=note)
+    return answers.Decisions(**vars(series), decisions=made[:limit], note=note)
 
 
 def _decisions(store: Store, series: SeriesId) -> list[Decision]:

@@ -19,8 +19,8 @@ _TABLE = (
     Column("coin", "coin", stays=True),
     Column("last close", "close", ">"),
     Column("80 % band", "band", stays=True),
-    Column("5 % ↓", "down", ">", stays=True),
-    Column("5 % ↑", "up", ">", stays=True),
+    Column("5 % ↓", "stop_5_down", ">", stays=True),
+    Column("5 % ↑", "stop_5_up", ">", stays=True),
     Column("verdict", "verdict", stays=True),
 )
 
@@ -70,12 +70,11 @@ def _print_group(rows: Sequence[dict[str, Any]], now: datetime) -> None:
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:
-    prices = {side: row[f"stop_5_{side}"] for side in ("down", "up")}
     return {
         "coin": coins_label([row["symbol"]]),
         "close": price(row["last_close"]),
         "band": f"{price(row['q10'])}–{price(row['q90'])}",
-        **{side: None if value is None else price(value) for side, value in prices.items()},
+        **{name: row[name] and price(row[name]) for name in ("stop_5_down", "stop_5_up")},
         "verdict": finding(row["verdict"]) or "not judged",
     }
 

@@ -28,7 +28,7 @@ def _architectures() -> Iterable[str]:
     return [*architectures(), *(name for names in PRESET_ARCHITECTURES.values() for name in names)]
 
 
-LISTS: dict[str, Callable[[], Iterable[str]]] = {
+_LISTS: dict[str, Callable[[], Iterable[str]]] = {
     "coins": _coins,
     "timeframes": lambda: INTERVAL_SECONDS,
     "preset": _presets,
@@ -42,17 +42,17 @@ def completing(name: str, choices: Collection[str] = ()) -> Callable[[str], list
 
     `choices`: the values of an option that takes one, and no list.
     """
-    names = LISTS.get(name)
-    if not names and not choices:
+    is_list = name in _LISTS
+    if not is_list and not choices:
         return None
+    values = _LISTS.get(name, lambda: choices)
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, begun = incomplete.rpartition(",") if names else ("", "", incomplete)
-        found = choices
+        before, comma, begun = incomplete.rpartition(",") if is_list else ("", "", incomplete)
+        left: list[str] = []
         # Nothing is printed into the line that is being typed: the command will say what is wrong.
         with suppress(CpbError, OSError):
-            found = [*names()] if names else choices
-        left = [value for value in dict.fromkeys(found) if value not in before.split(",")]
+            left = [value for value in dict.fromkeys(values()) if value not in before.split(",")]
         # Coins are typed in small letters, too.
         fits = [value.lower() for value in left] if begun.islower() else left
         return [f"{before}{comma}{value}" for value in fits if value.startswith(begun)]

@@ -282,9 +282,7 @@ def promote(
 def _row(served: "Served") -> dict[str, Any]:
     champion, series = served.champion, served.champion.series
     return {
-        "market": series.market,
-        "symbol": series.symbol,
-        "timeframe": series.timeframe,
+        **vars(series),
         "version": champion.version,
         "architecture": champion.architecture,
         "preset": champion.preset,

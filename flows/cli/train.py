@@ -44,6 +44,9 @@ _RUNS = ("cpb ui", "every run with its curves, in MLflow")
 _REAL = ("cpb train-all --coins BTC,ETH --timeframes 1h", "the same on real candles, fetched from Binance")
 """Commands that come next, each with what it is for."""
 
+_OF_NIGHTS = ("repo", "space", "private", "tail", "force", "prune", "serving")
+"""Options of a run that makes champions; other commands take none of them."""
+
 
 @answered
 def demo() -> Answer:
@@ -59,8 +62,7 @@ def demo() -> Answer:
     def shown() -> None:
         from tasks.tracking.home_store import tracking_uri
 
-        _show_board(result)
-        print_forecasts(result, spec)
+        _show_results(result, spec)
         echo(f"\nMLflow store: {public_url(tracking_uri())}")
         print_next(result, spec, [_RUNS, _REAL])
 
@@ -89,8 +91,7 @@ def train_all(
     result = _train_all(spec, "train-all")
 
     def shown() -> None:
-        _show_board(result)
-        print_forecasts(result, spec)
+        _show_results(result, spec)
         market = "" if spec.market == SPOT else f" --market {spec.market}"
         why = (f"cpb champions --why{market}", "why each of them serves")
         print_next(result, spec, [why, _RUNS] if result["champions"] else [_RUNS])
@@ -99,7 +100,7 @@ def train_all(
 
 
 @answered
-@cli_options(TrainSpec, without=("repo", "space", "private", "tail", "force", "prune", "serving"))
+@cli_options(TrainSpec, without=_OF_NIGHTS)
 def train(
     spec: TrainSpec,
     resume: Annotated[
@@ -150,17 +151,18 @@ def _check_coins(spec: ScopeSpec) -> None:
     check_coins(spec)
 
 
-def _show_board(result: dict[str, Any]) -> None:
+def _show_results(result: dict[str, Any], spec: RunSpec) -> None:
     from tasks.judging.accuracy import has_board
     from tasks.tracking.leaderboard import read_board
 
     # The run's own rows, finished or not: of another night's models the figures are others.
     if has_board(result["fleets"]):
         print_board(read_board(result["run_id"]))
+    print_forecasts(result, spec)
 
 
 @answered
-@cli_options(BacktestSpec, without=("repo", "space", "private", "tail", "force", "prune", "wandb", "serving"))
+@cli_options(BacktestSpec, without=(*_OF_NIGHTS, "wandb"))
 def backtest(spec: BacktestSpec) -> Answer:
     """Judge architectures over rolling-origin folds against the random walk; the models are not kept.
 
@@ -196,21 +198,7 @@ def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 @answered
-@cli_options(
-    TuneSpec,
-    without=(
-        "repo",
-        "space",
-        "private",
-        "tail",
-        "force",
-        "prune",
-        "wandb",
-        "serving",
-        "seeds",
-        "train_timeout_s",
-    ),
-)
+@cli_options(TuneSpec, without=(*_OF_NIGHTS, "wandb", "seeds", "train_timeout_s"))
 def tune(spec: TuneSpec) -> Answer:
     """Search options with Optuna: a fleet trains a batch of trials, rolling folds before the test span choose one.
 

@@ -7,6 +7,7 @@ months      month files of forecasts and scores: append-only, each with its own 
 chain       the single write path: a batch of many series, and its line in the market's chain; what does not fit it
 lines       the chain's format: its lines with their hashes, the canonical form of rows
 published   what the published record has, and how a home goes back to it
+chances     `price_chances`: of prices, by the table of the model that forecast; `alerts`: that one has passed a limit
 outlook     what each champion's newest forecast says in a line
 staleness   candles and forecasts that are too old
 watch       whether champions still perform as on their test spans: fine, watch or drifted

@@ -19,7 +19,7 @@ import polars as pl
 
 from cpbmodels.errors import grouped
 from cpbmodels.files import read_regular
-from schemas.errors import CpbError, MemberError, UsageError
+from schemas.errors import MINUTE, CpbError, MemberError, UsageError
 from schemas.forecasting import parse_chances, parse_price
 from schemas.identity import MARKETS, SPOT, SeriesId
 from schemas.scope import ScopeSpec
@@ -58,7 +58,7 @@ class Alert:
         chance = last["target_first" if self.question == "first" else "probability"]
         if not (chance > self.limit if self.side == ">" else chance < self.limit):
             return ""
-        of = _TEXTS[self.question].format(*map(grouped, self.prices), by=f"{last['by']:%Y-%m-%d %H:%M} UTC")
+        of = _TEXTS[self.question].format(*map(grouped, self.prices), by=f"{last['by']:{MINUTE}} UTC")
         than = "more" if self.side == ">" else "less"
         return (
             f"{self.series}: the chance {of} is {100 * chance:.3g} %, {than} than {100 * self.limit:.6g} %; "

@@ -6,11 +6,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cpbmodels.data.extremes import SIDES
 from schemas.errors import MemberError
 from schemas.handover import Issued
 from tasks.forecasting.months import latest
-from tasks.forecasting.price_chances import chances_of
+from tasks.forecasting.price_chances import PriceChances, chances_of
+
+_CHANCE = 0.05
 
 
 def outlook(home: Path, issued: Sequence[Issued], until: datetime | None = None) -> list[dict[str, Any]]:
@@ -33,14 +34,17 @@ def _row(home: Path, about: Issued, until: datetime | None) -> dict[str, Any]:
     series = about.series
     rows = latest(home, series, until, about.model_version)
     last = rows.row(-1, named=True)
-    stops: dict[str, float | None] = dict.fromkeys(SIDES)
+    stops: dict[str, float | None] = {"stop_5_down": None, "stop_5_up": None}
     with suppress(MemberError):  # a model without a table, or replaced meanwhile: its band stands
-        stops |= {stop["side"]: stop["price"] for stop in chances_of(home, series, rows).stops([0.05])}
-    return {
-        "market": series.market,
-        "symbol": series.symbol,
-        "timeframe": series.timeframe,
-        "verdict": about.verdict,
-        **{name: last[name] for name in ("issued_at", "target_time", "last_close", "q10", "q90")},
-        **{f"stop_5_{side}": price for side, price in stops.items()},
-    }
+        stops |= rarely_touched(chances_of(home, series, rows))
+    read = ("issued_at", "target_time", "last_close", "q10", "q90")
+    return {**vars(series), "verdict": about.verdict, **{name: last[name] for name in read}, **stops}
+
+
+def rarely_touched(chances: PriceChances) -> dict[str, float]:
+    """Return the prices touched by the last step with a chance of 5 %, as `stop_5_down` and `stop_5_up`.
+
+    Raises:
+        MemberError: the model has no table of extremes.
+    """
+    return {f"stop_5_{stop['side']}": stop["price"] for stop in chances.stops([_CHANCE])}

@@ -115,9 +115,8 @@ def registry_differences(home: Path, market: str, store: Store) -> Iterator[Diff
         model, (version, weights) = packaged.get(series), wanted.get(series, ("", ""))
         # Not packaged, though it serves: unless it is damaged, which is reported with its files.
         if model is None:
-            if Champion.of(
-                store.uri, registered[series]
-            ).damage:  # told where files are checked, never packaged
+            # A damaged one is told where files are checked, and never packaged.
+            if Champion.of(store.uri, registered[series]).damage:
                 continue
             reason = f"the champion {version} is not packaged"
         elif not model.model_version or (model.model_version, model.weights_sha256) == (version, weights):

@@ -184,9 +184,8 @@ def opened_repository(api: "HfApi", repo: str, *, private: bool, **kind: Any) ->
         private: create it as private, and refuse one that the Hub does not call private.
         kind: `repo_type` and what belongs to it, as `HfApi.create_repo` takes them; a model's by default.
     """
-    api.create_repo(
-        repo, private=private or None, exist_ok=True, **kind
-    )  # passes where a token may only write
+    # Passes where a token may only write.
+    api.create_repo(repo, private=private or None, exist_ok=True, **kind)
     found = api.repo_info(repo, repo_type=kind.get("repo_type"))
     # The Hub ignores the visibility that is asked for where the repository exists.
     if private:
@@ -244,8 +243,9 @@ def _commit_page(
     with TemporaryDirectory() as folder:
 
         def fetched(name: str) -> Path:
-            place = api.hf_hub_download(space, name, repo_type="space", revision=parent, local_dir=folder)
-            return Path(place)
+            return Path(
+                api.hf_hub_download(space, name, repo_type="space", revision=parent, local_dir=folder)
+            )
 
         # A person's own site may well have the names of the template, but with a second commit.
         is_new = not there.keys() - _TEMPLATE and len(commits(space, repo_type="space", revision=parent)) < 2
@@ -256,13 +256,9 @@ def _commit_page(
 
     def is_there(name: str, data: bytes) -> bool:
         file = there.get(name)
-        if file is None:
-            return False
-        return (
-            (file.lfs.sha256 == hashlib.sha256(data).hexdigest())
-            if file.lfs
-            else file.blob_id == git_hash(data)
-        )
+        if file and file.lfs:
+            return file.lfs.sha256 == hashlib.sha256(data).hexdigest()
+        return file is not None and file.blob_id == git_hash(data)
 
     changed = {name: data for name, data in files.items() if not is_there(name, data)}
     removed = sorted((own & there.keys()) - files.keys())

@@ -175,9 +175,8 @@ class LossTable:
         Args:
             records: the features of all coins, for models that read what coins share.
         """
-        from cpbmodels.fleet.predict import (
-            predict_each,
-        )  # torch: commands that show champions import this module
+        # Torch: commands that show champions import this module.
+        from cpbmodels.fleet.predict import predict_each
 
         keys, models, all_series, origins = [], [], [], []
         for registered, candidate in wanted:

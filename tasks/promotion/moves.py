@@ -11,7 +11,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from schemas.decision import BacktestEvidence, Decision, ModelRef, decided_sentence
-from schemas.errors import CpbError
+from schemas.errors import MINUTE, CpbError
 from schemas.identity import SeriesId, market_home
 from tasks.judging.gate import GateDecision, GateModel
 from tasks.promotion.losses import TrainedCandidate, registered_model
@@ -115,7 +115,7 @@ def _description(version: "ModelVersion", decision: Decision, model: GateModel) 
     ends = [f"{end:%Y-%m-%d}" for end in (model.tested_from, model.tested_until) if end]
     tested = f"{_TESTED}{f' from {ends[0]} to {ends[1]}, UTC' if len(ends) == 2 else ''}"
     verdict = version.tags.get("verdict") or "it was not judged"
-    decided = f"{decided_sentence([decision])} ({decision.decided_at:%Y-%m-%d %H:%M} UTC): {decision.reason}"
+    decided = f"{decided_sentence([decision])} ({decision.decided_at:{MINUTE}} UTC): {decision.reason}"
     return shorten(mlflow_text(f"{tested}: {verdict}. {decided}"), _MAX_DESCRIPTION, placeholder=" …")
 
 

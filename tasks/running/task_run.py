@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -15,18 +15,14 @@ from prefect.utilities.callables import get_call_parameters
 from prefect.utilities.engine import get_state_for_result
 
 from schemas.failure import Failure
+from tasks.running.step import P, R, RunName
 from tasks.storage.urls import without_credentials
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _RESULTS = ("models", "series", "fleets", "members", "judgements", "rows")
 """Fields of the records of `schemas.handover` that contain successful results."""
 
 
-def task_of(
-    fn: Callable[..., Any], name: str, run_name: str | Callable[[dict[str, Any]], str]
-) -> Task[..., Any]:
+def task_of(fn: Callable[..., Any], name: str, run_name: RunName) -> Task[..., Any]:
     """Return a step's function as a Prefect task; `run_name` as in `tasks.running.step.step`."""
     # No Prefect cache and no Prefect retries: a step finds its finished work on disk by digest, which also works
     # without a server and after kill -9.
@@ -59,8 +55,7 @@ def run_task(
 
 def add_inputs(results: Iterable[object]) -> None:
     """Add the task runs of results to the inputs of the running task."""
-    running = TaskRunContext.get()
-    if running is not None:
+    if running := TaskRunContext.get():
         # Prefect's server takes the inputs of a task run from each of its events, so also from that of its end.
         inputs: dict[str, Any] = running.task_run.task_inputs
         inputs["took"] = [*inputs.get("took", ()), *_made_by(results)]

@@ -59,9 +59,8 @@ def judged_models(store: Store, series: SeriesId, members: pl.DataFrame) -> list
     """
     aliases = aliases_of(store, series) or {}
     versions = {str(version.run_id): version for version in versions_of(store, series)}
-    of_series = {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
     newest_runs = (
-        members.filter(pl.all_horizontal(pl.col(name) == value for name, value in of_series.items()))
+        members.filter(pl.all_horizontal(pl.col(name) == value for name, value in vars(series).items()))
         .drop_nulls(RATIO)
         .sort(AGE)
         .unique(["architecture", "preset"], keep="last", maintain_order=True)

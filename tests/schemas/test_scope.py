@@ -1,7 +1,9 @@
+import shlex
 from datetime import UTC, datetime
 
 import pytest
 
+from schemas.board import BoardSpec
 from schemas.errors import UsageError
 from schemas.forecasting import ForecastSpec
 from schemas.scope import ScopeSpec, parse_instant
@@ -51,3 +53,14 @@ def test_a_title_names_coins_and_timeframes_but_not_all_fifteen():
     assert ScopeSpec(coins="BTC,ETH", timeframes="1h,15m").scope.title == "BTC, ETH 1h,15m"
     assert ForecastSpec().scope.title == "all coins"
     assert ForecastSpec(timeframes="1h").scope.title == "all coins 1h"
+
+
+def test_the_options_that_a_message_names_ask_for_the_same_as_they_are_typed():
+    scope = ScopeSpec(coins="BTC,ETH", timeframes="1h", market="um").scope
+    assert scope.options == " --coins BTC,ETH --timeframes 1h --market um"
+    assert (
+        scope.model_copy(update={"market": "sim"}).options == " --coins BTC,ETH --timeframes 1h --source sim"
+    )
+    board = BoardSpec(coins="BTC, ETH", market="um")
+    assert shlex.split(board.options) == ["--coins", "BTC, ETH", "--market", "um"]
+    assert BoardSpec().options == ""
