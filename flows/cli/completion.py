@@ -49,12 +49,12 @@ def completing(name: str, choices: Collection[str] = ()) -> Callable[[str], list
 
     def complete(incomplete: str) -> list[str]:
         before, comma, begun = incomplete.rpartition(",") if is_list else ("", "", incomplete)
+        # Coins are typed in small letters, too; files and the interval 1M are not.
+        typed = str.lower if name == "coins" and incomplete.islower() else str
         left: list[str] = []
         # Nothing is printed into the line that is being typed: the command will say what is wrong.
         with suppress(CpbError, OSError):
-            left = [value for value in dict.fromkeys(values()) if value not in before.split(",")]
-        # Coins are typed in small letters, too.
-        fits = [value.lower() for value in left] if begun.islower() else left
-        return [f"{before}{comma}{value}" for value in fits if value.startswith(begun)]
+            left = [value for value in map(typed, dict.fromkeys(values())) if value not in before.split(",")]
+        return [f"{before}{comma}{value}" for value in left if value.startswith(begun)]
 
     return complete

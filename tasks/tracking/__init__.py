@@ -3,7 +3,7 @@
 store            the store of a home, taken or refused; `home_store` its record, `experiment` any store by its address,
                  `database` its file, `calls` MLflow's client, `store_errors` its errors as sentences
 tags, metrics    the names of tags, params and metrics
-runs             writes runs, `context` their standard tags; `flow_log`, `fleet_log` what those of flows and fleets hold;
+runs             writes runs, `context` their standard tags; `flow_log` and `fleet_log` what is in them;
                  `dead_runs` marks those of dead processes
 registry         registered models, versions, aliases; `champions` and `decisions` what they hold; `model` their files;
                  `registry_copy` what it says, read by MLflow once for each state of the store

@@ -28,6 +28,7 @@ def completed(tmp_path):
     (tmp_path / "home" / "presets" / "mine.toml").touch()
     # A name that the shell would not take as it is: it is not completed.
     (tmp_path / "$(touch pwned).toml").touch()
+    (tmp_path / "MyOwn.toml").touch()
 
     def complete(line):
         words = line.split(" ")
@@ -51,11 +52,13 @@ def completed(tmp_path):
         ("cpb ingest --coins BTC,ET", ["BTC,ETH"]),
         ("cpb ingest --coins BTC,BT", []),
         ("cpb champions --timeframes 15m,1h,4", ["15m,1h,4h"]),
-        ("cpb train-all --preset ", [*PRESET_ARCHITECTURES, "mine.toml"]),
+        ("cpb train-all --preset ", [*PRESET_ARCHITECTURES, "mine.toml", "MyOwn.toml"]),
         ("cpb train-all --preset default,seed-gru-", ["default,seed-gru-tuned"]),
         ("cpb train-all --architectures robust-har,har", ["robust-har,har", "robust-har,har-universal"]),
         ("cpb backtest --arch average", ["average", "average-universal"]),
         ("cpb train BTC 1h --profile gpu-8", ["gpu-80gb"]),
+        ("cpb presets m", ["mine.toml"]),
+        ("cpb ingest --coins btc,bt", []),
         ("cpb presets seed-l", ["seed-lstm", "seed-lstm-tuned"]),
         ("cpb promote DO", ["DOGE"]),
         ("cpb ledger --market s", ["spot", "sim"]),
