@@ -1,4 +1,5 @@
-"""The phases of flows: what is known of the series, the plan of the fleets, training beside judging, publishing."""
+"""The phases of flows: what is known of the series, the plan of the fleets, training beside judging, publishing,
+and what a run forecasts."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from schemas.failure import Failure
 from schemas.handover import (
     FleetJudgement,
     FleetPlan,
+    ForecastBatch,
     Publication,
     SeriesRecord,
     ShardResult,
@@ -21,6 +23,8 @@ from schemas.handover import (
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from schemas.scope import Scope, ScopeSpec
+from tasks.forecasting.outlook import outlook
+from tasks.forecasting.staleness import find_stale, stale_sentence
 from tasks.judging.accuracy import fleet_accuracy
 from tasks.judging.judges import Judges
 from tasks.running.parallel import run_each
@@ -208,3 +212,13 @@ def publish_champions(run: Run, spec: RunSpec) -> Publication | None:
             run.published = publication.place
             return publication
     return None
+
+
+def note_forecasts(run: Run, spec: RunSpec, issued: ForecastBatch) -> None:
+    """Note the forecasts of a run: their rows, what each champion's newest says, and which are too old."""
+    # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed run.
+    run.forecast_rows = run.note(issued).total_rows
+    with run.attempt("forecast"):
+        home, now = spec.scope.home, spec.scope.as_of
+        run.forecasts = outlook(home, issued.issued, now)
+        run.stale = stale_sentence(home, find_stale(home, issued.series, now), spec.source)

@@ -17,6 +17,7 @@ from flows.page import update_space
 from flows.phases import (
     check_records,
     ingest_scope,
+    note_forecasts,
     plan_training,
     publish_champions,
     train_and_evaluate,
@@ -27,8 +28,6 @@ from flows.run import Run, flow_run, until_reachable
 from flows.sentences import accuracy_lines, decision_lines, end_lines
 from schemas.errors import counted
 from schemas.run import RunSpec
-from tasks.forecasting.outlook import outlook
-from tasks.forecasting.staleness import find_stale, stale_sentence
 from tasks.market.listing import with_listed_pairs
 from tasks.running.progress import PrintLine
 from tasks.steps import check_publishable, forecast, opened_engine, promote
@@ -75,14 +74,7 @@ def _train_all(run: Run, spec: RunSpec, archiver: Archiver) -> None:
             run.tell(decision_lines(run.decisions, judged))
             leave_results(run, spec, judged)  # after the decisions: the models' versions are known
     published = publish_champions(run, spec)
-    # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed run.
-    issued = forecast.after(run.decisions, published)(spec.scope)
-    run.forecast_rows = run.note(issued).total_rows
-    with run.attempt("forecast"):
-        run.forecasts = outlook(spec.scope.home, issued.issued, spec.scope.as_of)
-        run.stale = stale_sentence(
-            spec.scope.home, find_stale(spec.scope.home, issued.series, spec.scope.as_of), spec.source
-        )
+    note_forecasts(run, spec, forecast.after(run.decisions, published)(spec.scope))
     run.tell(end_lines(run))
     run.end()  # the pruning waits for no run that is still open, and an archive is to hold one that has ended
     update_space(run, spec)  # whose board has the runs that have ended

@@ -144,7 +144,12 @@ def scope_options(market: str, coins: str | None = None, timeframes: str | None 
 
 def market_option(market: str) -> str:
     """Return the command-line option that selects a market, after a space; "" for spot, the default."""
-    return {SPOT: "", SIM: " --source sim", OWN: " --source TABLE"}.get(market, f" --market {market}")
+    return {SIM: " --source sim", OWN: " --source TABLE"}.get(market) or stored_option(market)
+
+
+def stored_option(market: str) -> str:
+    """Return the option that selects a market of commands that read what is stored, after a space; "" for spot."""
+    return "" if market == SPOT else f" --market {market}"
 
 
 def market_home(home: Path, market: str) -> Path:

@@ -16,7 +16,7 @@ from flows.typed import typed_command
 from schemas.backtesting import BacktestSpec
 from schemas.chances import SCORED
 from schemas.errors import p_value
-from schemas.identity import SPOT
+from schemas.identity import stored_option
 from schemas.run import RunSpec, TrainSpec
 from schemas.scope import ScopeSpec
 from schemas.tuning import TuneSpec
@@ -44,8 +44,8 @@ _RUNS = ("cpb ui", "every run with its curves, in MLflow")
 _REAL = ("cpb train-all --coins BTC,ETH --timeframes 1h", "the same on real candles, fetched from Binance")
 """Commands that come next, each with what it is for."""
 
-_OF_NIGHTS = ("repo", "space", "private", "tail", "force", "prune", "serving")
-"""Options of a run that makes champions; other commands take none of them."""
+_OF_TRAIN_ALL = ("repo", "space", "private", "tail", "force", "prune", "serving")
+"""Options that no other command of this file takes."""
 
 
 @answered
@@ -92,15 +92,14 @@ def train_all(
 
     def shown() -> None:
         _show_results(result, spec)
-        market = "" if spec.market == SPOT else f" --market {spec.market}"
-        why = (f"cpb champions --why{market}", "why each of them serves")
+        why = (f"cpb champions --why{stored_option(spec.market)}", "why each of them serves")
         print_next(result, spec, [why, _RUNS] if result["champions"] else [_RUNS])
 
     return Answer(result, shown)
 
 
 @answered
-@cli_options(TrainSpec, without=_OF_NIGHTS)
+@cli_options(TrainSpec, without=_OF_TRAIN_ALL)
 def train(
     spec: TrainSpec,
     resume: Annotated[
@@ -162,7 +161,7 @@ def _show_results(result: dict[str, Any], spec: RunSpec) -> None:
 
 
 @answered
-@cli_options(BacktestSpec, without=(*_OF_NIGHTS, "wandb"))
+@cli_options(BacktestSpec, without=(*_OF_TRAIN_ALL, "wandb"))
 def backtest(spec: BacktestSpec) -> Answer:
     """Judge architectures over rolling-origin folds against the random walk; the models are not kept.
 
@@ -198,7 +197,7 @@ def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 @answered
-@cli_options(TuneSpec, without=(*_OF_NIGHTS, "wandb", "seeds", "train_timeout_s"))
+@cli_options(TuneSpec, without=(*_OF_TRAIN_ALL, "wandb", "seeds", "train_timeout_s"))
 def tune(spec: TuneSpec) -> Answer:
     """Search options with Optuna: a fleet trains a batch of trials, rolling folds before the test span choose one.
 

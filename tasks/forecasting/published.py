@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cpbmodels.files import open_regular
 from schemas.errors import DamagedError
-from schemas.identity import SPOT, market_home, tree_of
+from schemas.identity import market_home, stored_option, tree_of
 from tasks.forecasting.lines import (
     MONTH_FILE,
     ORIGIN,
@@ -110,7 +110,7 @@ def restore_command(home: Path, market: str, *, set_aside: bool = False) -> str:
     Args:
         set_aside: whatever else is stored moves away; it does anyway if the stored chain is another one.
     """
-    option = "" if market == SPOT else f" --market {market}"
+    option = stored_option(market)
     paths = chain_path(home, market), tree_of(home, "hub", market) / CHAIN
     is_other = set_aside or _is_other(*((path, _state(path)) for path in paths))
     return f"cpb restore{option}{' --set-aside' if is_other else ''}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from cpbmodels.fleet.config import WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
 from schemas.failure import Failure
-from schemas.identity import SPOT, SeriesId, tree_of
+from schemas.identity import SeriesId, stored_option, tree_of
 from tasks.hub.tree import build_tree, read_sums
 from tasks.storage.folders import recover_folder
 from tasks.storage.home_version import OTHER_VERSION, check_home
@@ -131,7 +131,7 @@ def registry_differences(home: Path, market: str, store: Store) -> Iterator[Diff
             reason = f"{model.model_version} is packaged, and the registry's champion is {version or 'none'}"
         if missing := model in lost:
             reason += "; the MLflow store does not hold the packaged one: it may be an older backup, or have begun anew"
-        again = "cpb publish --dry-run" + ("" if market == SPOT else f" --market {market}")
+        again = f"cpb publish --dry-run{stored_option(market)}"
         other_weights = model is not None and model.model_version == version
         yield Difference(
             series.packaged(home),

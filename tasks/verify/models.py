@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cpbmodels.fleet.config import CONFIG
 from schemas.errors import CpbError
-from schemas.identity import SPOT, tree_of
+from schemas.identity import stored_option, tree_of
 from tasks.forecasting.published import CHAIN, RESTORE, month_name, record_loss
 from tasks.hub.packaged import registry_differences
 from tasks.hub.tree import SUMS, tree_faults
@@ -73,7 +73,7 @@ def packaged_behind(home: Path, market: str) -> list[str]:
 def published(home: Path, market: str) -> Iterator[Check]:
     """Yield each file of the published folder: models, card, library, record."""
     tree = tree_of(home, "hub", market)
-    option = "" if market == SPOT else f" --market {market}"
+    option = stored_option(market)
     command = f"cpb publish --dry-run{option}"
     if not tree.exists() and (aside := folders_aside(tree)):
         yield tree, partial(str, f"a run that was killed left it as {aside[-1].name}"), command

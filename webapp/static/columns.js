@@ -1,7 +1,7 @@
 // The overview's columns: what a series' row says in the table, and what it sorts by; the cards say the same.
 
 import { chip, h } from "./dom.js";
-import { dayAndTime, known, percent, price, priceFormat, seconds, signed, time } from "./format.js";
+import { known, percent, price, priceFormat, seconds, signed, time } from "./format.js";
 import { RATIO, horizon, isTold, kindOf, recordOf, seriesLink, simulatedChip, verdictChip } from "./words.js";
 
 const CALM = 0.8, WILD = 1.25; // of the usual width
@@ -26,7 +26,7 @@ export function rangeShares(row) {
 }
 
 // The close that per cent are of, where that is not the newest.
-export function originWords(row) {
+function originWords(row) {
   return isNewer(row) ? `of ${price(row.origin_close)} at ${time(row.issued_at)}` : null;
 }
 

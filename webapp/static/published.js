@@ -10,6 +10,7 @@ const MIN_PRICE = 1e-12, MAX_PRICE = 1e12; // as schemas/forecasting.py has them
 const OLD_MS = 36 * 3_600_000; // after a missed night the page says so
 const UNTOLD = "The model's table of extremes does not know which of two prices is reached first: train it again.";
 
+const LEVELS = Array.from({ length: 19 }, (_, i) => `q${String(5 * (i + 1)).padStart(2, "0")}`);
 const STORED = new Set(["leaderboard", "forecast", "forecasts", "ledger", "decisions"]);
 
 let made = null; // when the files were made that are kept here
@@ -132,8 +133,6 @@ async function chances(part, place, given) {
     chances: chancesOf({ distance: table.distance && arrayOf(table.distance), first: table.first && arrayOf(table.first) }, close, last_close),
   }, prices) };
 }
-
-const LEVELS = Array.from({ length: 19 }, (_, i) => `q${String(5 * (i + 1)).padStart(2, "0")}`);
 
 // The sentences of the service, of schemas/forecasting.py.
 function priceOf(text, option) {
