@@ -122,9 +122,8 @@ def check_alerts(
                 chances = chances_of(home, series, rows)
                 try:
                     told[alert.key] = alert.sentence(chances)
-                except (
-                    UsageError
-                ) as passed:  # the close has passed its prices: news, and no failure of the run
+                except UsageError as passed:
+                    # The close has passed its prices: news, and no failure of the run.
                     told[alert.key] = f"{str(passed).rstrip('.')}, in line {number} of {home / ALERTS_FILE}"
         except CpbError as error:
             problems.append(f"{home / ALERTS_FILE}, line {number}: {error}; correct it, or put # before it")
