@@ -187,10 +187,10 @@ def test_a_leap_of_the_price_level_and_prices_that_never_move_are_named_and_the_
     leap = f"{hours['open_time'][1000]:%Y-%m-%d %H:%M}"
     ingested = cpb.json("ingest", "--source", folder, code=3)
     reasons = {series["symbol"]: series["reason"] for series in ingested["series"]}
-    assert f"the price level leaps × 1,000 at {leap}: " in reasons["XECUSDT"]
+    assert f"the price level leaps × 1,000 at {leap} UTC: " in reasons["XECUSDT"]
     result = cpb.json("train-all", "--source", folder, *SMALL, code=3)
     reasons = {f["symbol"]: f["reason"] for f in result["failures"]}
-    assert f" at {leap}: " in reasons["XECUSDT"]
+    assert f" at {leap} UTC: " in reasons["XECUSDT"]
     assert "its price never moves in the train span" in reasons["USDCUSDT"]
     assert "its price never moves in the test span" in reasons["ICEUSDT"]
     assert ": 75% of the candles in the train span " in reasons["FILLUSDT"]

@@ -34,7 +34,7 @@ def test_a_leap_of_the_price_level_is_reported_and_ends_a_segment(tmp_path, fact
     report, rows = stored(tmp_path / "home", tmp_path)
     when = f"{START + timedelta(hours=row + skipped):%Y-%m-%d %H:%M}"
     assert (report.exit, rows.height) == (3, 100 - skipped)
-    assert re.search(rf"the price level leaps × [\d.,]+ at {when}: ", report.series[0].reason)
+    assert re.search(rf"the price level leaps × [\d.,]+ at {when} UTC: ", report.series[0].reason)
     assert float(report.series[0].leaps[0].split()[1].replace(",", "")) == pytest.approx(factor, rel=0.05)
     step = ingest_step(
         IngestSpec(timeframes="1h", source=str(tmp_path)).scope.model_copy(update={"home": tmp_path / "home"})

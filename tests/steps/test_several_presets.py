@@ -111,7 +111,7 @@ def test_three_changes_of_one_preset_are_three_models_of_a_series(here):
         (f"{coin}USDT", label) for coin in ("BTC", "ETH") for label in fleets
     }
     # for the gate
-    assert any("of 3 recipes" in line for line in said)
+    assert any("from 3 recipes" in line for line in said)
     assert len({champion.tags["cpb.recipe"] for champion in champions(open_store())}) == 1
     # on disk: the next run, and the same one, keep all
     folders = shard_folders(home_folder() / "sim")
