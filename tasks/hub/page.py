@@ -14,6 +14,7 @@ from pathlib import Path
 from schemas.errors import CpbError
 from tasks.hub.tree import SUMS, read_sums
 from tasks.storage.files import read_json_or_none, remove_empty, write_bytes
+from tasks.storage.folders import folder_lock
 
 ABOUT = "page.json"
 
@@ -62,6 +63,11 @@ def write_page(files: Mapping[str, bytes], folder: Path, market: str, *, nightly
         DamagedError: its list of files is none.
         DiskFull: no space left; the same command finishes what was begun.
     """
+    with folder_lock(folder.resolve()):
+        return _write(files, folder, market, nightly=nightly)
+
+
+def _write(files: Mapping[str, bytes], folder: Path, market: str, *, nightly: bool) -> bool:
     earlier = dict[str, str]()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         check_about(read_json_or_none(folder / ABOUT) if folder.is_dir() else None, market, str(folder))

@@ -30,7 +30,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     path = path.resolve()  # a rename cannot move across disks
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _folder_lock(path):
+    with folder_lock(path):
         _recover(path)  # before the block: it may read the old folder to make the new one
         _sweep(path)
         draft = draft_name(path)
@@ -62,7 +62,8 @@ def _swap(draft: Path, path: Path) -> None:
 
 
 @contextmanager
-def _folder_lock(path: Path) -> Iterator[None]:
+def folder_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder that several commands may write."""
     # Not beside the folder, which others may list or publish: by its path, so that all its writers agree.
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     with locked(temporary_lock(f"folder-{name}.lock")):
@@ -88,7 +89,7 @@ def recover_folder(path: Path) -> None:
     """Bring the old folder back if a writer was killed between the two steps of `_swap`; else do nothing."""
     path = path.resolve()
     if not path.exists() and folders_aside(path):
-        with _folder_lock(path):
+        with folder_lock(path):
             _recover(path)
 
 

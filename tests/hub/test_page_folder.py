@@ -1,6 +1,7 @@
 """The page in a folder, and in a Space: what changed is written, what cpb wrote is replaced or removed, no more."""
 
 import json
+import threading
 
 import pytest
 
@@ -8,6 +9,7 @@ from schemas.errors import CpbError
 from tasks.hub import page as pages
 from tasks.hub.page import write_page
 from tasks.hub.publish import publish_page
+from tasks.hub.tree import read_sums
 from tests.tools.fake_hub import TOKEN, Repo, blob_oid
 
 FILES = {"index.html": b"<html>", "api/overview.json": b"{}", "api/forecast/BTCUSDT/1h.json": b"[1]"}
@@ -142,6 +144,24 @@ def test_what_was_killed_midway_is_finished_by_the_next_run(tmp_path, monkeypatc
         "SHA256SUMS": b"",
         "page.json": b"",
     }
+
+
+def test_of_two_at_once_the_second_begins_when_the_first_has_ended(tmp_path, monkeypatch):
+    folder, begun = tmp_path / "site", []
+
+    def write(path, data, really=pages.write_bytes):
+        if not begun:
+            second = {"index.html": b"2", "second.json": b"2"}
+            begun.append(threading.Thread(target=write_page, args=(second, folder, "spot")))
+            begun[0].start()
+            begun[0].join(0.5)
+        really(path, data)
+
+    monkeypatch.setattr(pages, "write_bytes", write)
+    write_page({"index.html": b"1", "first.json": b"1"}, folder, "spot")
+    begun[0].join()
+    assert sorted(files_of(folder)) == ["SHA256SUMS", "index.html", "page.json", "second.json"]
+    assert sorted(read_sums(folder)) == ["index.html", "second.json"]
 
 
 def _nothing():
