@@ -54,6 +54,11 @@ def serve(
     """
 
     def ready(url: str) -> None:
+        if not is_loopback(host):
+            echo(
+                f"warning: everybody who reaches port {port} of {host} can read the page and its JSON, which ask for no "
+                "password and are sent unencrypted; leave --host out, or put a proxy with both before it"
+            )
         # Not an `Answer`: a server tells its address when it begins, not when it ends.
         if json:
             emit({"url": url, "docs": f"{url}/docs"})
@@ -66,11 +71,6 @@ def serve(
     from tasks.storage.home_version import checked_home
     from webapp.app import create_app
 
-    if not is_loopback(host):
-        echo(
-            f"warning: everybody who reaches port {port} of {host} can read the page and its JSON, which ask for no "
-            "password and are sent unencrypted; leave --host out, or put a proxy with both before it"
-        )
     # The option replaces the variable also when it is empty: so a shell can take the names away.
     names = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
     # Who reads the page on another machine has this cpb at no path, and is not told of it.

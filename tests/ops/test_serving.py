@@ -56,6 +56,13 @@ def test_whoever_listens_beyond_this_machine_is_warned_in_one_sentence(host, alo
         assert sentence.startswith(f"warning: everybody who reaches port 8000 of {host} can read the page")
 
 
+def test_of_a_host_that_cannot_be_had_nothing_is_said_but_that(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    with pytest.raises(CpbError, match="cannot be used"):
+        serve("256.1.1.1", 8000)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("host", "names", "typed"),
     [("127.0.0.1", "", ".venv/bin/cpb"), ("0.0.0.0", "", "cpb"), ("127.0.0.1", "box.lan", "cpb")],
