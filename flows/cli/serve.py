@@ -56,8 +56,8 @@ def serve(
     def ready(url: str) -> None:
         if not is_loopback(host):
             echo(
-                f"warning: everybody who reaches port {port} of {host} can read the page and its JSON, which ask for no "
-                "password and are sent unencrypted; leave --host out, or put a proxy with both before it"
+                f"warning: everybody who reaches port {port} of {host} can read the page and its JSON, which ask for "
+                "no password and are sent unencrypted; leave --host out, or put a proxy with both before it"
             )
         # Not an `Answer`: a server tells its address when it begins, not when it ends.
         if json:
