@@ -28,6 +28,9 @@ _VIEWS = {
     "runs": ("#/runs", "#newest-runs tbody tr"),
 }
 """Address of each view, and what stands once it is drawn."""
+_LOADED = "[...document.querySelectorAll('.loading')].every(part => !part.checkVisibility())"
+"""Whether no part of a view says any more that it is loading."""
+
 _WIDTHS = {1440: 0.75, 390: 1.0}
 """Width of the window in px, and how much the picture is scaled."""
 
@@ -100,6 +103,7 @@ def screens(args: argparse.Namespace) -> None:
                         tab.goto(f"{url}/{place}")
                         tab.wait_for_selector(drawn, state="attached")
                         tab.wait_for_load_state("networkidle")
+                        tab.wait_for_function(_LOADED)
                         picture = Image.open(io.BytesIO(tab.screenshot(full_page=True)))
                         picture = picture.crop((0, 0, picture.width, min(picture.height, _TALLEST)))
                         small = picture.resize((round(picture.width * scale), round(picture.height * scale)))
