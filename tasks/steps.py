@@ -254,10 +254,10 @@ def check_publishable(spec: RunSpec) -> None:
     No token of the Hub; a public repository or Space where private is asked for; a folder in the place of the tree.
     """
     places = [(name, kind) for name, kind in ((spec.repo, "model"), (spec.space, "space")) if name]
-    if places:
+    if spec.private:
+        check_private(*places)
+    elif places:
         hub_client()
-        if spec.private:
-            check_private(*places)
     check_replaceable(tree_of(home_folder(), "hub", spec.market))
 
 

@@ -361,6 +361,8 @@ def publish(
     from flows.page import publish_page
     from tasks import steps
 
+    if spec.private and not dry_run:  # before the first of two places has anything
+        steps.check_publishable(spec)
     results, lines = [], []
     if spec.repo or not (out or spec.space):
         # The step publishes where it is given a repository, and else only writes the folder.

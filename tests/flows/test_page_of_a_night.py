@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from flows.cli import main
 from flows.forecast import run_forecast
 from flows.train_all import run_train_all
 from schemas.errors import CpbError
@@ -107,3 +108,17 @@ def test_a_place_that_is_private_missing_or_out_of_reach_lets_a_night_begin(monk
         hub.faults.append(("GET", "/api/spaces", 503))
         check_publishable(RunSpec(private=True, **places))
     check_publishable(RunSpec(private=True, **places))
+
+
+def test_a_public_space_is_refused_before_the_repository_beside_it_has_anything(monkeypatch, capsys):
+    with fake_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        publish_page({"index.html": b"<html>"}, SPACE, "sim")
+        monkeypatch.setattr("tasks.steps.publish", lambda *_, **__: pytest.fail("published"))
+        words = ["publish", "--repo", "alice/models", "--space", SPACE, "--private"]
+        monkeypatch.setattr("sys.argv", ["cpb", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+    assert left.value.code == 1
+    assert f"{SPACE} exists and is public" in capsys.readouterr().err
