@@ -361,7 +361,7 @@ def publish(
     from flows.page import publish_page
     from tasks import steps
 
-    if spec.private and not dry_run:  # before the first of two places has anything
+    if spec.private and spec.repo and not dry_run:  # before the first of two places has anything
         steps.check_publishable(spec)
     results, lines = [], []
     if spec.repo or not (out or spec.space):
