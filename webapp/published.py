@@ -70,9 +70,10 @@ def page_files(home: Path, market: Market) -> tuple[dict[str, bytes], list[Failu
     # A visitor's clock says what is out of date, and no visitor has this machine's commands.
     rows = [row.model_copy(update={"stale": None, "command": ""}) for row in overview.rows if row.issued_at]
     if not rows:
+        others = " or ".join(f"`--market {about.market}`" for about in overview.markets if about.forecasts)
         raise CpbError(
             f"no series of market {market} has a forecast that a page could show: make some with "
-            f"`cpb forecast{market_option(market)}`",
+            f"`cpb forecast{market_option(market)}`{others and f', or publish those of {others}'}",
             code="no-forecast",
         )
     markets = [about for about in overview.markets if about.market == market]

@@ -152,13 +152,18 @@ def ledger(spec: BoardSpec) -> Answer:
     def shown() -> None:
         if rows:
             _print_ledger(rows)
-        elif stored:
+        elif not stored:
+            echo(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")
+        elif all(series.market == SIM for series in asked):
             echo(
-                "no forecast has been scored yet: `cpb forecast` fetches newer candles and scores the forecasts whose "
-                "candles are stored by then"
+                "no forecast has been scored yet, and the simulator has no newer candles: `cpb forecast --source sim "
+                "--as-of 2025-05-30` forecasts from earlier ones, and then `cpb forecast --source sim` scores these"
             )
         else:
-            echo(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")
+            echo(
+                f"no forecast has been scored yet: `cpb forecast{spec.options}` fetches newer candles and scores the "
+                "forecasts whose candles are stored by then"
+            )
 
     return Answer({"ledger": rows, "exit": EXIT_COMPLETE}, shown)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from cpbmodels.fleet.config import WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
 from schemas.failure import Failure
-from schemas.identity import SeriesId, stored_option, tree_of
+from schemas.identity import SeriesId, market_option, stored_option, tree_of
 from tasks.hub.tree import build_tree, read_sums
 from tasks.storage.folders import recover_folder
 from tasks.storage.home_version import OTHER_VERSION, check_home
@@ -178,7 +178,17 @@ def package(home: Path, market: str, repo: str | None = None) -> tuple[Path, lis
             model.model_version,
             model.weights_sha256[:12],
         )
-    for champion in (in_registry := champions(store, market=market)):
+    if not (in_registry := champions(store, market=market)):
+        others = " or ".join(
+            f"`--market {other}`"
+            for other in sorted({champion.series.market for champion in champions(store)})
+        )
+        raise CpbError(
+            f"there is no champion of market {market} to publish yet; train first, as in "
+            f"`cpb train-all{market_option(market)}`{others and f', or publish those of {others}'}",
+            code="no-champion",
+        )
+    for champion in in_registry:
         # One damaged champion must not keep all others from being packaged.
         try:
             champion.check()

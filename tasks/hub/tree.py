@@ -61,13 +61,9 @@ def build_tree(
         report: called with what is damaged in the record.
 
     Raises:
-        CpbError: there are no models, the library cannot be built, or `folder` contains files not written by cpb.
+        CpbError: the library cannot be built, or `folder` contains files not written by cpb.
         DamagedError: a champion's files differ from the registered files.
     """
-    if not models:
-        raise CpbError(
-            "there is no champion to publish yet; train first, as in `cpb train-all`", code="no-champion"
-        )
     # All before anything is written: half a tree is never begun.
     for champion in models:
         champion.check()

@@ -14,6 +14,7 @@ from tasks.forecasting.record import score_due
 from tests.tools.live_record import made_forecasts, write_walk
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
+SIM_BTC = SeriesId("sim", "BTCUSDT", "1h")
 FIRST = datetime(2025, 1, 1, tzinfo=UTC)
 
 
@@ -82,3 +83,10 @@ def test_stored_forecasts_that_are_not_scored_are_told_from_none(run, tmp_path):
     rows = made_forecasts(BTC, FIRST, close, np.array([12]), reference=2.0)
     append(tmp_path, "spot", "forecasts", {BTC: rows})
     assert "no forecast has been scored yet" in run()[2]
+
+
+def test_what_is_simulated_is_scored_by_a_replay(run, tmp_path):
+    close = write_walk(tmp_path, SIM_BTC, FIRST, 24)
+    rows = made_forecasts(SIM_BTC, FIRST, close, np.array([12]), reference=2.0)
+    append(tmp_path, "sim", "forecasts", {SIM_BTC: rows})
+    assert "`cpb forecast --source sim --as-of 2025-05-30` forecasts from earlier ones" in run()[2]

@@ -12,6 +12,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index, model_ind
 from schemas.coins import COINS
 from schemas.errors import CpbError, DamagedError
 from tasks.hub.card import model_card, verdict
+from tasks.hub.packaged import package
 from tasks.hub.publish import publish_tree
 from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
@@ -42,10 +43,22 @@ def test_tree_holds_model_folders_and_the_card_only(tmp_path):
     assert (tree / light_wheel().name).read_bytes() == light_wheel().data
 
 
-def test_no_champion_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+    ("market", "ends"),
+    [
+        ("um", "as in `cpb train-all --market um`, or publish those of `--market spot`"),
+        ("spot", "as in `cpb train-all`"),
+    ],
+)
+def test_no_champion_is_an_error_that_names_the_markets_with_some(tmp_path, monkeypatch, market, ends):
+    kept = [champion(tmp_path / "a")] if market == "um" else []
+    monkeypatch.setattr("tasks.hub.packaged.open_store", lambda **_: None)
+    monkeypatch.setattr("tasks.hub.packaged.not_registered", lambda *_: [])
+    monkeypatch.setattr("tasks.hub.packaged.champions", lambda _, market=None: [] if market else kept)
     with pytest.raises(CpbError) as caught:
-        build_tree([], tmp_path / "tree")
+        package(tmp_path, market)
     assert caught.value.code == "no-champion"
+    assert str(caught.value).endswith(ends)
 
 
 def test_the_card_states_results_licence_limits_and_metadata(tmp_path):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flows.page import publish_page
+from schemas.errors import CpbError
 from tests.tools.browser import axe_findings, launch, needs_browser
 from tests.tools.page_browser import WAIT_S, expect, until
 from tests.tools.page_service import client_of
@@ -281,3 +282,12 @@ def test_forty_series_take_at_most_15_megabytes(site):
     )  # whose chart has 300 of 500 candles
     assert series > 50_000
     assert sum(sizes.values()) + 40 * series * 500 / 300 < 15e6
+
+
+def test_a_market_without_forecasts_names_those_that_have_some(home, monkeypatch):
+    monkeypatch.chdir(home)
+    with pytest.raises(CpbError) as caught:
+        page_files(home / "data", "um")
+    assert str(caught.value).endswith(
+        "make some with `cpb forecast --market um`, or publish those of `--market spot`"
+    )
