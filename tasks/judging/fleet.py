@@ -51,7 +51,7 @@ def judge_shard(
             failures = judges.ask((shard.absolute(), [m.name for m in some]), shard.absolute() / LOG)
         except JudgeDied as error:
             if len(some) > 1:  # find the member that caused it
-                log.warning("%s; its members are judged singly", error)
+                log.warning("%s; its models are judged singly", error)
                 return [failure for member in some for failure in ask([member])]
             failures = [Failure.of(some[0].model, "evaluate", error)]
         for _ in some:
