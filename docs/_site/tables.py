@@ -92,9 +92,9 @@ def errors() -> str:
     """Every code of an error, with the exit codes that it comes with and the fullest of its sentences."""
     rows = []
     for code, (exits, sentences) in error_codes().items():
-        fullest = max(sentences, key=len)
+        fullest = re.sub(f"{HOLE}+", HOLE, max(sentences, key=len))
         rows.append(
-            (f"`{code}`", ", ".join(map(str, exits)), fullest if fullest.strip(f"{HOLE} ,:;or") else "")
+            (f"`{code}`", ", ".join(map(str, exits)), fullest if fullest.strip(f"{HOLE} ,:;or") else HOLE)
         )
     return table(("code", "exit code", "what it says, for example"), rows)
 

@@ -92,3 +92,8 @@ def test_the_table_of_errors_has_every_code_that_a_test_expects(error_codes):
     expected = {code for text in texts for code in re.findall(r'\.code == "([a-z-]+)"', text)}
     assert len(expected) > 30
     assert expected <= error_codes.keys()
+
+
+def test_each_code_of_an_error_has_a_cell_that_reads_well(tables):
+    rows = tables.errors().splitlines()[2:]
+    assert not [row for row in rows if "……" in row or "|  |" in row]
