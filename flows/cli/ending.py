@@ -91,7 +91,7 @@ def end_expected(error: Exception) -> None:
 def _end_usage(error: typer.TyperException) -> NoReturn:
     """Exit after an error of the command-line parser: an unknown option, a missing argument."""
     context = getattr(error, "ctx", None)
-    text = error.format_message()
+    text = error.format_message().replace("Value error, ", "")  # a prefix of pydantic's
     if context is not None and text.startswith("Missing command"):  # a command group without a command
         with redirect_stdout(sys.stderr):
             context.get_help()  # prints the help

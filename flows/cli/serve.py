@@ -126,9 +126,13 @@ ServerPort = Annotated[
 def up(
     port: ServerPort = None,
     host: Annotated[
-        Literal["127.0.0.1", "0.0.0.0"],
-        typer.Option(help="address to listen on; 0.0.0.0, all of them, is what a container needs"),
-    ] = "127.0.0.1",
+        Literal["127.0.0.1", "0.0.0.0"] | None,
+        typer.Option(
+            help="address to listen on; 0.0.0.0, all of them, is what a container needs; default: that of a running "
+            "server, else 127.0.0.1",
+            show_default=False,
+        ),
+    ] = None,
     foreground: Annotated[
         bool,
         typer.Option(

@@ -171,22 +171,26 @@ def client_of(port: int, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]
         yield client
 
 
-def up(port: int | None = None, host: str = "127.0.0.1") -> Started:
+def up(port: int | None = None, host: str | None = None) -> Started:
     """Start what does not run of server and worker; with a worker, set up the deployments and end earlier runs.
 
     A new server has a new password: an earlier worker, which has the earlier one, ends first with its flow runs.
 
     Args:
         port: None: the port of the last `up`, else 4200.
-        host: address that the server listens on: 127.0.0.1, or 0.0.0.0, since worker and commands use loopback.
+        host: address that the server listens on: 127.0.0.1, or 0.0.0.0, since worker and commands use loopback. None:
+            that of a running server, else 127.0.0.1.
 
     Raises:
         CpbError: the port is in use, a process does not start, or a running server has a different port or address.
     """
     result = Started(port or last_port() or PORT)
     with locked(state_folder() / "lock"):
+        server = find("server")
+        has = server.cmdline()[3:5] if server else []
+        host = host or "".join(has[1:]) or "127.0.0.1"
         wanted = [str(result.port), host]
-        if (server := find("server")) and (has := server.cmdline()[3:5]) != wanted:
+        if server and has != wanted:
             raise CpbError(
                 f"the server runs at {':'.join(reversed(has))}; stop it with `cpb deploy down` before you "
                 "choose another address",

@@ -305,7 +305,8 @@ class TestForeground:
         # on all addresses: 127.0.0.2 is another one than the commands use
         deployed.api = deployed.api.replace("127.0.0.1", "127.0.0.2")
         assert deployed.ask("flows/filter", {}).status_code == 200
-        other = deployed.json("deploy", "up", code=1)
+        assert deployed.json("deploy", "up")["started"] == []  # it runs, wherever it listens
+        other = deployed.json("deploy", "up", "--host", "127.0.0.1", code=1)
         assert (other["code"], other["field"]) == ("already-up", "host")
         process.terminate()
         assert process.wait(120) == 0

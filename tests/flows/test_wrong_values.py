@@ -132,3 +132,11 @@ def test_a_value_of_another_kind_is_told_what_was_wanted(field, value, wanted):
 def test_the_end_of_today_is_not_ahead_of_the_clock():
     tomorrow = f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%d}"
     assert ScopeSpec(as_of=tomorrow).scope.as_of is not None
+
+
+def test_a_value_that_is_none_of_a_few_is_told_in_plain_words(cpb_here):
+    code, _, said = cpb_here("deploy", "up", "--host", "example.com")
+    assert code == 2
+    assert said.startswith(
+        "cpb: invalid value for '--host': 'example.com' is not one of '127.0.0.1', '0.0.0.0'; see"
+    )
