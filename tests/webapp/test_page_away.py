@@ -92,6 +92,17 @@ def test_where_a_part_of_the_page_itself_cannot_be_had_it_does_not_load_for_ever
     expect(page.locator("main .problem")).to_have_text(f"{AWAY} Reload this page afterwards.")
 
 
+def test_a_series_whose_forecast_cannot_be_had_does_not_wait_for_it(broken, filled):
+    page = broken(filled, "/docs")
+    page.route("**/api/forecast/**", lambda route: route.fulfill(status=500, body="boom"))
+    page.goto(page.url.replace("/docs", "/#/series/BTCUSDT/1h/spot"))
+    failed = page.get_by_text("The service failed (500); the log of cpb serve has the details.")
+    expect(failed).to_be_visible()
+    expect(page.locator("#decisions tbody tr").first).to_be_visible()
+    assert "Loading" not in text_of(page)
+    assert page.locator("[aria-busy]").count() == 0
+
+
 def test_an_answer_that_never_comes_is_given_up(broken, filled):
     page = broken(filled)
     page.wait_for_selector(".series tbody tr")

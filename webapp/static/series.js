@@ -69,7 +69,10 @@ export async function open(root, route, remember) {
     keys: { "[": past.older, "]": past.newer, n: past.newest },
     async shown() { // plotly measures what is on the page
       await fill(parts.head, () => show(first.newest, true));
-      parts.numbers.querySelector(".loading")?.remove(); // of a forecast that could not be had
+      for (const place of [parts.numbers, chart.host]) { // of a forecast that could not be had
+        place.querySelector(".loading")?.remove();
+        place.removeAttribute("aria-busy");
+      }
       await record.load(first.newest);
       await decisions.load();
     },
