@@ -6,14 +6,14 @@ written last, so that an open page finds a change whole; `SHA256SUMS` names the 
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.errors import CpbError
 from tasks.hub.tree import SUMS, read_sums
-from tasks.storage.files import read_json_or_none, remove_empty, write_bytes
+from tasks.storage.files import final_path, read_json_or_none, remove_empty, write_bytes
 from tasks.storage.folders import folder_lock
 
 ABOUT = "page.json"
@@ -69,7 +69,9 @@ def write_page(files: Mapping[str, bytes], folder: Path, market: str, *, nightly
 
 def _write(files: Mapping[str, bytes], folder: Path, market: str, *, nightly: bool) -> bool:
     earlier = dict[str, str]()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and not (
+        folder.is_dir() and all(_is_draft(p.name, {ABOUT}) for p in folder.iterdir())
+    ):
         check_about(read_json_or_none(folder / ABOUT) if folder.is_dir() else None, market, str(folder))
         with suppress(FileNotFoundError):
             earlier = read_sums(folder)
@@ -83,6 +85,9 @@ def _write(files: Mapping[str, bytes], folder: Path, market: str, *, nightly: bo
         is_inside = str(place.resolve()) == f"{folder.resolve()}/{name}"  # of an absolute name, too
         if not is_inside or place.is_dir() or (name not in own and place.exists()):
             raise foreign_file(str(place), str(folder))
+    for path in folder.rglob(".*"):  # what a kill left, which a server would show
+        if path.is_file() and _is_draft(path.relative_to(folder).as_posix(), {*wanted, *own}):
+            path.unlink()
     if not changed and not removed:
         return False
     about = about_page(market, nightly=nightly)
@@ -100,6 +105,10 @@ def _write(files: Mapping[str, bytes], folder: Path, market: str, *, nightly: bo
     write_bytes(folder / SUMS, wanted[SUMS])
     write_bytes(folder / ABOUT, about)
     return True
+
+
+def _is_draft(path: str, own: Collection[str]) -> bool:
+    return final_path(path) != path and final_path(path) in own
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -146,6 +146,18 @@ def test_what_was_killed_midway_is_finished_by_the_next_run(tmp_path, monkeypatc
     }
 
 
+def test_drafts_that_a_kill_left_are_removed_and_no_other_file(tmp_path):
+    folder, killed = tmp_path / "site", "0123456789ab"
+    folder.mkdir()
+    (folder / f".page.json.{killed}").touch()
+    assert write_page(FILES, folder, "spot")
+    assert set(files_of(folder)) == {*FILES, "SHA256SUMS", "page.json"}
+    for name in (f"api/.overview.json.{killed}", f".mine.{killed}", ".htaccess"):
+        (folder / name).touch()
+    assert not write_page(FILES, folder, "spot")
+    assert set(files_of(folder)) == {*FILES, "SHA256SUMS", "page.json", f".mine.{killed}", ".htaccess"}
+
+
 def test_of_two_at_once_the_second_begins_when_the_first_has_ended(tmp_path, monkeypatch):
     folder, begun = tmp_path / "site", []
 
