@@ -15,14 +15,15 @@ from prefect.utilities.callables import get_call_parameters
 from prefect.utilities.engine import get_state_for_result
 
 from schemas.failure import Failure
-from tasks.running.step import P, R, RunName
 from tasks.storage.urls import without_credentials
 
 _RESULTS = ("models", "series", "fleets", "members", "judgements", "rows")
 """Fields of the records of `schemas.handover` that contain successful results."""
 
 
-def task_of(fn: Callable[..., Any], name: str, run_name: RunName) -> Task[..., Any]:
+def task_of(
+    fn: Callable[..., Any], name: str, run_name: str | Callable[[dict[str, Any]], str]
+) -> Task[..., Any]:
     """Return a step's function as a Prefect task; `run_name` as in `tasks.running.step.step`."""
     # No Prefect cache and no Prefect retries: a step finds its finished work on disk by digest, which also works
     # without a server and after kill -9.
@@ -71,7 +72,7 @@ def _made_by(values: Iterable[object]) -> set[RunInput]:
     return {TaskRunResult(id=id_) for id_ in ids if id_}
 
 
-def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
+def _showing_failures(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function with a result that has failures wrapped in a state, whose name Prefect's page shows.
 
     The state's type is Completed all the same: the task has done its work, and for a state of type Failed Prefect
@@ -79,7 +80,7 @@ def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
     """
 
     @wraps(fn)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R | State[R]:
+    def run(*args: Any, **kwargs: Any) -> Any:
         value = fn(*args, **kwargs)
         failures = [value] if isinstance(value, Failure) else list(getattr(value, "failures", ()))
         if not failures:
