@@ -42,7 +42,12 @@ kraken = types.SimpleNamespace(fetch_ohlcv=lambda symbol, timeframe: rows)
 sys.modules["ccxt"] = types.SimpleNamespace(kraken=lambda: kraken)
 """,
     "docs/freqtrade.md": "class IStrategy: pass",
-    "docs/publishing.md": f"{CANDLES}\n{SERIES}",
+    # `datasets` is not installed, and the snippet asks the real Hub; tests/hub/test_data_set_card.py reads a copy.
+    "docs/publishing.md": f"""
+import sys, types
+sys.modules["datasets"] = types.SimpleNamespace(load_dataset=lambda *files, split, **options: None)
+{CANDLES}
+{SERIES}""",
     "docs/tuning.md": f"{CANDLES}\n{SERIES}",
 }
 """Python that a page's reader has run before its first snippet: data of one's own, names that the text explains."""

@@ -75,7 +75,7 @@ def test_enter_in_the_search_or_on_a_row_opens_its_series(open_page, filled):
     assert "in 24 h" in page.locator(".headline").first.inner_text()
     assert re.search(
         r"Forecast from the close of .* UTC by version 1; stored .* ago, replayed",
-        page.locator(".note").first.inner_text(),
+        page.locator(".note:visible").first.inner_text(),
     )
     page.go_back()
 
@@ -539,6 +539,7 @@ def test_the_theme_is_chosen_remembered_and_drawn(open_page, filled):
     page.keyboard.press("t")
     assert page.get_by_label("Theme", exact=True).input_value() == "dark"
     page.keyboard.press("t")
+    expect(page.get_by_label("Theme", exact=True)).to_have_value("auto")
     page.emulate_media(color_scheme="light")
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
 
