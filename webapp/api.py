@@ -18,8 +18,7 @@ from schemas.forecasting import MAX_PRICE, MIN_PRICE, parse_price, parse_prices
 from schemas.identity import OWN, SIM, Market, SeriesId
 from tasks.figures.themes import THEMES, themed
 from webapp import all_series, answers, figures, one_series, runs, stored
-from webapp.cache import cached_routes
-from webapp.changes import change_tokens
+from webapp.cache import cached_routes, checked_tokens
 from webapp.figures import MAX_EARLIER, ThemeName
 from webapp.formats import table, times_as_text
 
@@ -173,7 +172,7 @@ def _add_lists(router: APIRouter, home: Path, MarketIn: Any) -> None:
     @router.get("/api/changes")
     def changes() -> answers.Changes:
         """Return a token for each part of the stored data; cheap enough for a request every few seconds."""
-        return change_tokens(home)
+        return checked_tokens(home)
 
     @router.get("/api/leaderboard", response_model=answers.Leaderboard, responses={**_CSV, **OPTIONS})
     def leaderboard(

@@ -20,6 +20,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from webapp.answers import Changes
 from webapp.changes import change_tokens
 from webapp.formats import json_of
 
@@ -30,6 +31,8 @@ _RESPONSE_BYTES = 2048
 _MAX_RESULTS = 1000
 _stored: dict[str, Any] = {"checked": 0.0, "everything": None, "files": None}
 """When the stored data was last checked (monotonic clock); its token then, and the part that is not MLflow's."""
+_tokens: dict[Path, Changes] = {}
+"""Of the same check, the tokens that a home's page is told."""
 _cached_functions: list[Any] = []
 """The functions of `until_files_change`."""
 
@@ -86,7 +89,8 @@ def cached_routes(home: Path) -> type[APIRoute]:
                     return found[0]
                 response = await make(request)
                 size = len(response.body) + len(str(key)) + _RESPONSE_BYTES
-                bodies[key] = response, size
+                if of["stored"] == stored:
+                    bodies[key] = response, size
                 return response
 
             return answer
@@ -100,6 +104,13 @@ def _option_names(dependant: Dependant) -> set[str]:
     return names.union(*map(_option_names, dependant.dependencies))
 
 
+def checked_tokens(home: Path) -> Changes:
+    """Return the tokens of the last check: newer ones would tell a page of a change that answers do not have yet."""
+    if home not in _tokens:
+        drop_changed(home)
+    return _tokens[home]
+
+
 def drop_changed(home: Path) -> None:
     """Check what is stored now, and drop what was cached of files that have changed."""
     now = change_tokens(home)
@@ -109,3 +120,4 @@ def drop_changed(home: Path) -> None:
         for function in _cached_functions:
             function.cache_clear()
     _stored["everything"] = f"{files} {now.runs}"
+    _tokens[home] = now

@@ -35,6 +35,18 @@ def open_chart(open_page, home, series="BTCUSDT/1h/spot", **options):
     return page
 
 
+def hold(page, *patterns):
+    """Keep back the answers to some requests; returns them as they are made."""
+    held = []
+
+    def keep(route):
+        held.append(route)
+
+    for pattern in patterns:
+        page.route(pattern, keep)
+    return held
+
+
 class Pages:
     """Opens pages of homes that are served once; `faults` gathers errors on the console and foreign requests."""
 

@@ -392,6 +392,20 @@ def test_answers_are_kept_until_a_look_at_the_stored_data_finds_a_change(tmp_pat
     assert new["issued_at"] == last["close_time"] > old["issued_at"]
 
 
+def test_a_page_is_told_of_a_change_only_once_answers_have_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "data", BTC, rows=200)
+    with client_of(tmp_path) as client:
+        old = client.get("/api/forecast/BTC/1h").json()
+        monkeypatch.setattr(cache, "_CHECK_S", 3600)
+        fill(tmp_path / "data", BTC, rows=300)
+        before = client.get("/api/changes").json()
+        assert client.get("/api/forecast/BTC/1h").json() == old
+        monkeypatch.setattr(cache, "_CHECK_S", 0)
+        assert client.get("/api/changes").json()["forecasts"] != before["forecasts"]
+        assert client.get("/api/forecast/BTC/1h").json() != old
+
+
 @pytest.mark.parametrize("path", TABLES)
 def test_csv_has_the_rows_of_the_answer_and_a_name_that_says_what_they_are(mixed_client, path):
     query = {"format": "csv", "market": "sim"}

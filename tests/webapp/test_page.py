@@ -12,7 +12,7 @@ from tasks.forecasting.chain import append
 from tasks.tracking.runs import finish, start_parent
 from tasks.training.shard_retention import ShardsInUse
 from tests.tools.browser import needs_browser
-from tests.tools.page_browser import WAIT_S, expect, until
+from tests.tools.page_browser import WAIT_S, expect, hold, until
 from tests.tools.webapp_store import BTC, ETH, fill, forecast_at, small_home, write_candles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +24,12 @@ pytestmark = [pytest.mark.slow, needs_browser]
 def come_back(page):
     """What a browser does when its tab is shown again: the page then looks at once for what has changed."""
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def late(route):
+    """Keep back an answer for a moment."""
+    time.sleep(0.3)
+    route.continue_()
 
 
 def coins(page):
@@ -384,8 +390,10 @@ def test_a_run_of_an_own_table_names_its_market_and_a_backtest_is_no_idle_machin
 ):
     monkeypatch.chdir(tmp_path)
     finish(start_parent("flow-own", {"market": "own"}).run_id)
+    page = open_page(tmp_path, "/docs")
     with ShardsInUse(tmp_path / "data"):  # as a backtest does, which keeps no run in MLflow
-        page = open_page(tmp_path, "/#/runs")
+        page.route("**/api/changes", late)  # what ends meanwhile is seen all the same
+        page.goto(page.url.replace("/docs", "/#/runs"))
         expect(page.locator("#newest-runs tbody tr .chip")).to_have_text("own candles")
         expect(page.locator("#active-trainings")).to_contain_text("such as a backtest")
     come_back(page)
@@ -473,7 +481,6 @@ def test_what_is_new_appears_and_the_view_stays(open_page, tmp_path):
     page = open_series(open_page, home)
     told = page.locator(".past output")
     expect(told).to_contain_text("16 of 16")
-    page.wait_for_timeout(300)  # the first look at /api/changes is what later ones are compared with
     first = view(page)
     page.locator("#chart").press("ArrowLeft")
     moved = settled(page, first)
@@ -513,6 +520,54 @@ def test_a_hidden_tab_asks_nothing_and_a_gone_service_is_named(open_page, filled
     expect(page.locator("#fault")).to_have_count(0)
     assert len(asked) == 2
     open_page.faults[:] = [f for f in open_page.faults if "ERR_FAILED" not in f]
+
+
+def test_a_page_opened_in_a_hidden_tab_is_of_now_when_it_is_shown(open_page, tmp_path):
+    home = small_home(tmp_path, BTC)
+    page = open_page(home, "/docs")
+    page.add_init_script(
+        "window.away = true; Object.defineProperty(document, 'hidden', {get: () => window.away})"
+    )
+    page.goto(page.url.replace("/docs", "/"))
+    expect(page.locator(ROWS)).to_have_count(1)
+    fill(home / "data", ETH)
+    page.evaluate("window.away = false")
+    come_back(page)
+    expect(page.locator(ROWS)).to_have_count(2)
+
+
+def test_what_could_not_be_loaded_after_a_change_is_asked_for_again(open_page, tmp_path):
+    home = small_home(tmp_path, BTC)
+    page = open_page(home)
+    expect(page.locator(ROWS)).to_have_count(1)
+    page.route("**/api/overview*", lambda route: route.abort())
+    fill(home / "data", ETH)
+    come_back(page)
+    expect(page.locator("#fault")).to_be_visible()
+    page.unroute("**/api/overview*")
+    come_back(page)
+    expect(page.locator(ROWS)).to_have_count(2)
+    open_page.faults[:] = [f for f in open_page.faults if "ERR_FAILED" not in f]
+
+
+def test_a_market_that_was_picked_stays_though_the_answer_of_the_one_before_comes_later(open_page, mixed):
+    page = open_page(mixed)
+    expect(page.locator(ROWS)).to_have_count(3)
+    held = hold(page, "**/api/overview?market=spot")
+    page.route(
+        "**/api/changes",
+        lambda route: route.fulfill(
+            json=dict.fromkeys(["candles", "forecasts", "ledger", "board", "runs"], "x")
+        ),
+    )
+    with page.expect_request("**/api/overview?market=spot"):
+        come_back(page)
+    page.get_by_label("Market", exact=True).select_option("sim")
+    expect(page.locator(ROWS)).to_have_count(1)
+    held[0].continue_()
+    page.wait_for_load_state("networkidle")
+    expect(page.locator(".notice").first).to_contain_text("Simulated market.")
+    expect(page.locator(ROWS)).to_have_count(1)
 
 
 def test_the_page_asks_every_ten_seconds(open_page, filled):

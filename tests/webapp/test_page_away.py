@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.tools.browser import needs_browser
-from tests.tools.page_browser import WAIT_S, expect, open_chart
+from tests.tools.page_browser import WAIT_S, expect, hold, open_chart
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -19,18 +19,6 @@ def broken(open_page):
     """`open_page`; the browser's own words on the console about failed requests are no fault here."""
     yield open_page
     open_page.faults[:] = [f for f in open_page.faults if not f.startswith("Failed to load resource")]
-
-
-def hold(page, *patterns):
-    """Keep back the answers to some requests; returns them as they are made."""
-    held = []
-
-    def keep(route):
-        held.append(route)
-
-    for pattern in patterns:
-        page.route(pattern, keep)
-    return held
 
 
 def let_through(page, held, last):

@@ -9,7 +9,7 @@ from tasks.forecasting.chain import append
 from tasks.storage.records import file_digest
 from tests.tools.browser import axe_findings, needs_browser
 from tests.tools.fingers import Fingers
-from tests.tools.page_browser import expect, open_chart, until
+from tests.tools.page_browser import expect, hold, open_chart, until
 from tests.tools.page_service import client_of
 from tests.tools.webapp_store import BTC, forecast_at, write_candles
 
@@ -261,7 +261,6 @@ def test_lines_are_of_the_newest_forecast_and_what_was_chosen_stays(open_page, t
     assert (prices(page), told(page)) == (chosen, shares)
 
     page.locator("#stop-price").fill("9")  # and does not finish
-    page.wait_for_timeout(300)  # the first look at /api/changes is what later ones are compared with
     close = write_candles(home / "data", BTC, rows=301)
     weights = file_digest(home / "data" / "hub" / BTC.label / BTC.timeframe / "model.safetensors")
     append(
@@ -273,6 +272,51 @@ def test_lines_are_of_the_newest_forecast_and_what_was_chosen_stays(open_page, t
     assert prices(page) == [chosen[0], 9]
     page.locator("#stop-price").blur()
     assert told(page, "23:00")[1] == 0
+
+
+def test_until_the_chances_come_the_sentence_says_that_it_is_loading(open_page, touchable):
+    page = open_chart(open_page, touchable, **DESK)
+    page.get_by_role("button", name="‹ Earlier").click()
+    expect(page.locator(".first")).to_be_hidden()
+    held = hold(page, "**/api/first/**")
+    page.get_by_role("button", name="Newest").click()
+    line = page.locator("#first-told")
+    expect(line).to_have_text("Loading …")
+    expect(line).to_have_attribute("aria-busy", "true")
+    held[0].continue_()
+    told(page)
+
+
+def test_the_marks_and_lines_of_the_newest_forecast_do_not_come_over_an_earlier_one(open_page, touchable):
+    page = open_chart(open_page, touchable, **DESK)
+    page.get_by_role("button", name="‹ Earlier").click()
+    expect(page.locator(".first")).to_be_hidden()
+    page.wait_for_load_state("networkidle")
+    held = hold(page, "**/api/touch/**")
+    with page.expect_request("**/api/touch/**"):
+        page.get_by_role("button", name="Newest").click()
+    with page.expect_response("**/api/figures/forecast/**"):
+        page.get_by_role("button", name="‹ Earlier").click()
+    with page.expect_response("**/api/touch/**"):
+        held[0].continue_()
+    page.wait_for_timeout(500)  # for what would follow it
+    expect(page.locator(".first")).to_be_hidden()
+    expect(page.locator(HANDLES).first).to_be_hidden()
+    marks = (
+        "document.getElementById('chart')._fullLayout.shapes.filter((s) => s.xsizemode === 'pixel').length"
+    )
+    assert page.evaluate(marks) == 0
+
+
+def test_chances_that_cannot_be_had_are_told(open_page, touchable):
+    page = open_page(touchable, "/docs")
+    page.route("**/api/touch/**", lambda route: route.fulfill(status=500, body="boom"))
+    page.goto(page.url.replace("/docs", "/#/series/BTCUSDT/1h/spot"))
+    expect(page.locator("#first-told")).to_have_text(
+        "The service failed (500); the log of cpb serve has the details."
+    )
+    expect(page.locator("#chart path.box").first).to_be_attached()
+    open_page.faults[:] = [f for f in open_page.faults if not f.startswith("Failed to load resource")]
 
 
 @pytest.mark.parametrize(

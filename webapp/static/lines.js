@@ -76,8 +76,11 @@ export function targetAndStop(series, host, { asked = {}, onleft, onchosen }) {
     Object.assign(state, { stops, shown: stops.length > 0, issued: Date.parse(issued), by: steps.at(-1)?.target_time });
     box.hidden = !state.shown && !note;
     fields.hidden = !state.shown;
+    told.removeAttribute("aria-busy");
     told.replaceChildren(...(note ? sentence(note) : []));
     if (state.shown) {
+      told.setAttribute("aria-busy", "true");
+      told.replaceChildren("Loading …");
       Object.assign(state, { last, format: priceFormat(last), step: 10 ** Math.floor(Math.log10(STEP * last)) });
       if (!state.chosen) bracket("long");
       if (!state.known) for (const made of levels) if (asked[made.key]) take(made, asked[made.key]);

@@ -21,7 +21,9 @@ export async function open(root, { options }, remember) {
   async function load() {
     markets = (await get("/api/overview")).markets.map((m) => m.market);
     asked.market ||= markets[0] || "spot";
-    board = await get(ask("/api/leaderboard", { market: asked.market }));
+    const { market } = asked, answer = await get(ask("/api/leaderboard", { market }));
+    if (market !== asked.market) return; // another was picked meanwhile
+    board = answer;
     // Without a finished run: one that has begun, whose models are not judged yet.
     first = board.rows.length || published ? null : atWork((await get("/api/runs")).runs).find((r) => r.kind === "flow" && r.market === asked.market);
   }

@@ -29,7 +29,9 @@ export async function open(root, { options }, remember) {
   let rows = [], found = null;
 
   async function load() {
-    found = await get(ask("/api/overview", { market: asked.market }));
+    const { market } = asked, answer = await get(ask("/api/overview", { market }));
+    if (market !== asked.market) return; // another was picked meanwhile
+    found = answer;
     asked.market = found.market;
     rows = found.rows;
   }

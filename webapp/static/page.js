@@ -112,5 +112,5 @@ theme.value = window.cpbTheme.choice();
 theme.addEventListener("change", () => window.cpbTheme.choose(theme.value));
 window.addEventListener("hashchange", open);
 listen(() => shown?.keys || {});
-await open();
-watch({ onchange: changed, onfault: fault });
+await watch({ onchange: changed, onfault: fault }); // which opens the view, unless the service does not answer
+if (!turn) await open();

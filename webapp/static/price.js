@@ -22,12 +22,14 @@ export function priceChart(series, readout, { asked, onchosen }) {
   const chances = touchChances(series);
   const cross = crosshair(host, readout, chances);
   const lines = targetAndStop(series, host, { asked, onchosen, onleft: fitLines });
-  const state = { limit: FIRST, forecast: { steps: [], last_close: null }, issuedAt: null, until: null, range: null, width: null, x: [], asking: false, bound: false };
+  const state = { limit: FIRST, forecast: { steps: [], last_close: null }, issuedAt: null, until: null, range: null, width: null, x: [], asking: false, bound: false, load: 0 };
   const candle = 1000 * seconds(series.timeframe);
 
   async function load() {
+    const mine = (state.load += 1);
     const path = ofSeries("figures/forecast", series, { limit: state.limit, until: state.until, issued_at: state.issuedAt, theme: theme() });
     const figure = await get(path);
+    if (mine !== state.load) return; // another was asked for meanwhile
     const { layout } = figure;
     const candles = figure.data.find((trace) => trace.type === "candlestick");
     state.x = candles ? candles.x.map(Date.parse) : [];
@@ -164,21 +166,26 @@ export function priceChart(series, readout, { asked, onchosen }) {
     }
     host.setAttribute("aria-busy", "true");
     try {
-      await chances.load(forecast, isNewest);
-      await lines.load(forecast, chances.found());
-      await load();
+      await drawn(forecast, isNewest);
     } finally {
-      wait.remove();
-      host.removeAttribute("aria-busy");
+      if (state.forecast === forecast) {
+        wait.remove();
+        host.removeAttribute("aria-busy");
+      }
     }
   }
 
   // The same view of what is newer; a view that was not moved follows the newest candle.
   async function renew(forecast) {
     state.forecast = forecast;
-    await chances.load(forecast, true);
+    await drawn(forecast, true);
+  }
+
+  async function drawn(forecast, isNewest) {
+    await chances.load(forecast, isNewest);
+    if (state.forecast !== forecast) return; // another was chosen meanwhile
     await lines.load(forecast, chances.found());
-    await load();
+    if (state.forecast === forecast) await load();
   }
 
   return { host, lines: lines.box, load, renew, choose, pan, zoom, home, loaded: () => state.x.length };

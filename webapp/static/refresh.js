@@ -5,22 +5,24 @@ import { get, published } from "./api.js";
 const PERIOD_MS = published ? 300_000 : 10_000;
 const ALL_MS = 300_000; // ages and staleness change without a write
 
-export function watch({ onchange, onfault }) {
-  let known = null, asking = false, newest = Date.now();
+// `onchange` gets the parts that have changed since it was last called: at first all, so that what is shown is never older
+// than what later answers are compared with. The first time is awaited, in a hidden tab too.
+export async function watch({ onchange, onfault }) {
+  let known = {}, asking = false, newest = 0;
 
   async function look() {
-    if (document.hidden || asking) return;
+    if (asking) return;
     asking = true;
     try {
       const now = await get("/api/changes");
       onfault(null);
       const due = Date.now() - newest > ALL_MS;
-      const changed = known ? Object.keys(now).filter((part) => due || JSON.stringify(now[part]) !== JSON.stringify(known[part])) : [];
-      known = now;
+      const changed = Object.keys(now).filter((part) => due || now[part] !== known[part]);
       if (changed.length) {
         newest = Date.now();
         await onchange(new Set(changed));
       }
+      known = now; // not before: what could not be loaded is asked for again
     } catch (error) {
       onfault(error);
     } finally {
@@ -28,7 +30,8 @@ export function watch({ onchange, onfault }) {
     }
   }
 
-  setInterval(look, PERIOD_MS);
-  document.addEventListener("visibilitychange", look);
-  look();
+  const lookIfSeen = () => { if (!document.hidden) look(); };
+  setInterval(lookIfSeen, PERIOD_MS);
+  document.addEventListener("visibilitychange", lookIfSeen);
+  await look();
 }

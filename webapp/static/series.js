@@ -92,6 +92,7 @@ export async function open(root, route, remember) {
   // Loads the newest forecast again and keeps the reader's view.
   async function renew(issue) {
     const forecast = issue ? await get(ofSeries("forecast", series)) : { steps: [], last_close: null };
+    if (issue && past.shown() !== issue) return; // the reader has gone to an earlier one
     heading(parts.head, series, issue && forecast, issue, true);
     parts.numbers.replaceChildren(issue ? numbers(forecast) : "");
     await chart.renew(forecast);

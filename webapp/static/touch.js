@@ -1,6 +1,6 @@
 // The chance that a price is reached: marks at the right edge of the chart, and the chances at the crosshair's price.
 
-import { get, ofSeries } from "./api.js";
+import { get, messageOf, ofSeries } from "./api.js";
 import { percent, priceFormat, time } from "./format.js";
 import { byTime, chance } from "./words.js";
 
@@ -15,10 +15,10 @@ export function touchChances(series) {
 
   // Only the newest forecast has chances, and only where its model has a table of extremes.
   async function load(shown, isNewest) {
-    const asked = isNewest && shown.steps.length;
-    ({ stops, note } = asked ? await get(ofSeries("touch", series)).catch(() => ({ stops: [], note: null })) : { stops: [], note: null });
-    forecast = shown;
-    issued = Date.parse(shown.issued_at);
+    [forecast, issued, stops, note] = [shown, Date.parse(shown.issued_at), [], null];
+    if (!isNewest || !shown.steps.length) return;
+    const found = await get(ofSeries("touch", series)).catch((error) => ({ stops: [], note: messageOf(error) }));
+    if (forecast === shown) ({ stops, note } = found);
   }
 
   // How much of a chart's width the labels take, beside the fan.
