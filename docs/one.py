@@ -3,11 +3,8 @@
     python docs/one.py MIRROR COIN            for instance: python docs/one.py mirror BTC
 
 MIRROR is a folder with files of https://data.binance.vision, laid out as there: the zips and their .CHECKSUM in
-data/spot/{monthly,daily}/klines/BTCUSDT/1h.
-
-This is the whole algorithm of the architecture `robust-har`. The rest of cpb is many coins at once, models that add a
-little to this one, and a record of forecasts. tests/docs/test_docs_one.py compares with `cpb train --arch robust-har
---dtype float64`: prices and chances agree to 1e-6, the CRPS ratio to 1e-4.
+data/spot/{monthly,daily}/klines/BTCUSDT/1h. The results are those of `cpb train --arch robust-har --dtype float64`:
+prices and chances to 1e-6, the CRPS ratio to 1e-4.
 
 The direction cannot be forecast, the width can. A move is the log of a price over the last close. Shapes: rows of
 candles, N origins (rows of the last known candle), H = 10 steps, 19 quantile levels.
@@ -26,7 +23,7 @@ import numpy as np
 
 H = 10  # hours ahead
 STEPS = np.arange(1, H + 1)
-LEVELS = np.round(np.arange(1, 20) * 0.05, 2)  # of the quantiles: 5, 10, .. 95 %
+LEVELS = np.round(np.arange(1, 20) * 0.05, 2)  # of the quantiles
 Q10, Q50, Q90 = 1, 9, 17  # their places
 WINDOWS = (1, 3, 6, 12, 24, 72, 168)  # hours of the means that the line reads, up to a week
 EMBARGO = WINDOWS[-1] + H  # hours between spans: no candle is an input in one and a target in the other
@@ -42,25 +39,26 @@ UP, DOWN = 0, 1
 # 1. Candles
 def read_candles(mirror: Path, pair: str) -> tuple[np.ndarray, np.ndarray]:
     """Open times [rows] in hours since 1970, UTC, and prices [rows, 4]: open, high, low, close."""
-    candles: dict[float, list[float]] = {}
-    for period in ("daily", "monthly"):  # of a candle in both, the month's file is the later word
+    files = []
+    for period in ("monthly", "daily"):
         for path in sorted((mirror / "data/spot" / period / "klines" / pair / "1h").glob("*.zip")):
             checksum = path.with_name(path.name + ".CHECKSUM")
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             if not checksum.is_file() or checksum.read_text().split()[:1] != [digest]:
                 raise SystemExit(f"{path} does not match its .CHECKSUM: fetch both files again.")
             with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as lines:
-                for time, *prices in np.loadtxt(lines, delimiter=",", usecols=range(5), ndmin=2).tolist():
-                    milliseconds = time if time < 1e14 else time / 1000  # microseconds since 2025
-                    candles[milliseconds / 3_600_000] = prices
-    # After a halt in February 2018 candles opened at 28 minutes past the hour: they are left out.
-    hours = sorted(int(hour) for hour in candles if hour == int(hour))
-    if not hours:
+                files.append(np.loadtxt(lines, delimiter=",", usecols=range(5), ndmin=2))
+    if not files:
         raise SystemExit(
             f"{mirror} has no hourly candles of {pair}: give a folder with files such as data/spot/monthly/klines/"
             "BTCUSDT/1h/BTCUSDT-1h-2025-05.zip, and a coin that it has, as BTC, or a pair, as ETHBTC."
         )
-    return np.array(hours), np.array([candles[hour] for hour in hours])
+    times, *prices = np.concatenate(files).T
+    hours = times / np.where(times < 1e14, 3.6e6, 3.6e9)  # milliseconds; since 2025 microseconds
+    hours, rows = np.unique(hours, return_index=True)  # of a candle in two files the month's
+    # After a halt in February 2018 candles opened at 28 minutes past the hour: they are left out.
+    whole = hours == np.floor(hours)
+    return hours[whole].astype(int), np.column_stack(prices)[rows[whole]]
 
 
 # 2. Columns: what is known when a candle closes
@@ -146,14 +144,9 @@ def fit_line(data: Columns, rows: np.ndarray) -> np.ndarray:
     return np.linalg.solve(design.T @ design + penalty, design.T @ target)
 
 
-def walk_scale(data: Columns, rows: np.ndarray) -> np.ndarray:
-    """[N, H] of a random walk: sigma x sqrt(step), as variances of independent steps add up."""
-    return data.sigma[rows, None] * np.sqrt(STEPS)
-
-
-def line_scale(data: Columns, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """[N, H]: the walk's times exp of the line, which extrapolates: at most e^3-fold."""
-    return np.exp(np.clip(data.design[rows] @ weights, -3, 3)) * walk_scale(data, rows)
+def forecast_scale(data: Columns, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """[N, H]: sigma x sqrt(step), a random walk's, times exp of the line, which extrapolates: at most e^3-fold."""
+    return np.exp(np.clip(data.design[rows] @ weights, -3, 3)) * (data.sigma[rows, None] * np.sqrt(STEPS))
 
 
 def realised(data: Columns, rows: np.ndarray) -> np.ndarray:
@@ -162,9 +155,9 @@ def realised(data: Columns, rows: np.ndarray) -> np.ndarray:
     return np.log(closes[rows[:, None] + STEPS] / closes[rows, None])
 
 
-def fit_table(data: Columns, rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def fit_table(data: Columns, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Quantiles [H, 19] of the moves over their scale. Any forecast is its own scale times this table."""
-    return np.quantile(realised(data, rows) / scale, LEVELS, axis=0).T
+    return np.quantile(realised(data, rows) / forecast_scale(data, weights, rows), LEVELS, axis=0).T
 
 
 # 5. Extremes: the chance of a touch, and of a target before a stop
@@ -224,20 +217,18 @@ def target_or_stop(model: Model, width: np.ndarray, target: float, stop: float) 
     chances, won, lost = np.zeros((H, 2)), 0.0, 0.0
     for h in range(H):
         distances = max(target, stop) / width[h], -min(target, stop) / width[h]
-        up, down = (model.touched(side, h, distances[side]) for side in (UP, DOWN))
+        reached = [model.touched(side, h, distances[side]) for side in (UP, DOWN)]
         # Between the four nearest of the 19 x 19 distances the shares are bilinear.
         places = [np.interp(distances[side], model.nodes[side, h, :19], np.arange(19)) for side in (UP, DOWN)]
         i, j = (min(int(place), 17) for place in places)
         a, b = places[UP] - i, places[DOWN] - j
         shares = np.array([1 - a, a]) @ model.first[:, h, i : i + 2, j : j + 2] @ np.array([1 - b, b])
-        up_first, down_first, both = shares * (up, down, up)
-        gain, loss, to_target, to_stop = up_first, down_first, up, down
-        if target < 0:
-            gain, loss, to_target, to_stop = down_first, up_first, down, up
+        of_target, of_stop = (UP, DOWN) if target > 0 else (DOWN, UP)
+        gain, loss = shares[of_target] * reached[of_target], shares[of_stop] * reached[of_stop]
         # What comes first is touched, what is touched is decided, and what was decided stays so.
-        loss = min(loss + both, to_stop)
-        gain = min(max(gain, to_target - loss), to_target)
-        loss = max(loss, to_stop - gain)
+        loss = min(loss + shares[2] * reached[UP], reached[of_stop])
+        gain = min(max(gain, reached[of_target] - loss), reached[of_target])
+        loss = max(loss, reached[of_stop] - gain)
         won = max(won, min(gain, 1 - lost))
         lost = max(lost, min(loss, 1 - won))
         chances[h] = won, lost
@@ -249,35 +240,35 @@ def fit(data: Columns, parts: dict[str, tuple[int, int]], pair: str) -> Model:
     """The model of the training span; for the chances, windows of the validation span are counted, too."""
     rows = origins(data, parts["train"])
     weights = fit_line(data, rows)
-    table = fit_table(data, rows, line_scale(data, weights, rows))
+    table = fit_table(data, weights, rows)
     rows = np.concatenate([rows, origins(data, parts["validation"])])
     if len(rows) > TABLE_WINDOWS:  # one from each of as many parts, by the seed of `cpb train`
         edges = np.arange(TABLE_WINDOWS + 1) * len(rows) // TABLE_WINDOWS
         seed = zlib.crc32(f"1/robust-har/{pair}/1h".encode())
         rows = rows[np.random.default_rng(seed).integers(edges[:-1], edges[1:])]
-    width = line_scale(data, weights, rows) * (table[:, Q90] - table[:, Q10])
+    width = forecast_scale(data, weights, rows) * (table[:, Q90] - table[:, Q10])
     return Model(weights, table, *fit_extremes(data, rows, width))
 
 
 def forecast(data: Columns, model: Model, rows: np.ndarray) -> np.ndarray:
     """Quantiles [N, H, 19] of the moves after these rows."""
-    return line_scale(data, model.weights, rows)[..., None] * model.table
+    return forecast_scale(data, model.weights, rows)[..., None] * model.table
 
 
-def crps(quantiles: np.ndarray, moves: np.ndarray) -> float:
-    """Continuous ranked probability score, how far a distribution lies from what came, as twice the mean pinball loss
-    of its quantiles (Gneiting and Raftery 2007, Journal of the American Statistical Association 102).
+def crps(data: Columns, model: Model, rows: np.ndarray) -> float:
+    """Continuous ranked probability score, how far the forecasts lie from what came, as twice the mean pinball loss of
+    their quantiles (Gneiting and Raftery 2007, Journal of the American Statistical Association 102).
     """
-    error = moves[..., None] - quantiles
+    error = realised(data, rows)[..., None] - forecast(data, model, rows)
     return float(2 * np.maximum(LEVELS * error, (LEVELS - 1) * error).mean())
 
 
 def crps_ratio(data: Columns, parts: dict[str, tuple[int, int]], model: Model) -> float:
-    """CRPS on the test span over that of a random walk with the same sigma, fitted on the same training span."""
+    """CRPS on the test span over that of a random walk, which has the same sigma and no line: its weights are 0."""
     learned, tested = (origins(data, parts[name]) for name in ("train", "test"))
-    walk = walk_scale(data, tested)[..., None] * fit_table(data, learned, walk_scale(data, learned))
-    came = realised(data, tested)
-    return crps(forecast(data, model, tested), came) / crps(walk, came)
+    weights = np.zeros_like(model.weights)
+    walk = model._replace(weights=weights, table=fit_table(data, weights, learned))
+    return crps(data, model, tested) / crps(data, walk, tested)
 
 
 def main() -> None:
