@@ -29,6 +29,7 @@ from flows.progress import shown_progress
 from schemas.base import Spec, parse_value
 from schemas.errors import UsageError
 from schemas.identity import APART
+from schemas.scope import ScopeSpec
 from tasks.storage.urls import public_url
 
 R = TypeVar("R")
@@ -153,8 +154,9 @@ def cli_options(
                 # Typed like options of a model, but fields of the run.
                 values |= {name: overrides.pop(name) for name in by_set if name in overrides}
                 values[OVERRIDES] = overrides
-            # Importing the architectures takes a second.
             with shown_progress(_dashed(command.__name__), "reading the options"):
+                if OVERRIDES in fields:
+                    _check_coins(values)
                 made = spec(**values)
             return command(made, **bound.arguments)
 
@@ -235,6 +237,15 @@ def command_line(command: str, spec: Spec, of: type[Spec]) -> str:
 def _is_implied(name: str, spec: Spec) -> bool:
     """Whether a field is the market that its source implies."""
     return name == "market" and spec.model_dump()[name] in APART and bool(spec.model_dump()["source"])
+
+
+def _check_coins(values: dict[str, Any]) -> None:
+    """Refuse misspelt coins before the architectures are imported, which takes a second; errors as in `check_coins`."""
+    from tasks.market.listing import check_coins
+
+    check_coins(
+        ScopeSpec(**{name: value for name, value in values.items() if name in ScopeSpec.model_fields})
+    )
 
 
 def _setting_text(value: Any) -> str:

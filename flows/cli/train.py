@@ -18,7 +18,6 @@ from schemas.chances import SCORED
 from schemas.errors import p_value
 from schemas.identity import stored_option
 from schemas.run import RunSpec, TrainSpec
-from schemas.scope import ScopeSpec
 from schemas.tuning import TuneSpec
 from tasks.storage.urls import public_url
 
@@ -119,7 +118,6 @@ def train(
     quiet_libraries()
     try:
         with shown_progress("train"):
-            _check_coins(spec)
             from flows.train_one import result_lines, train_one
 
             result = train_one(spec, resume=resume, report=echo)
@@ -134,20 +132,10 @@ def _train_all(spec: RunSpec, command: str, *, direct: bool = False) -> dict[str
     quiet_libraries()
     with shown_progress(command):
         from flows.prefect import in_prefect, server_in_use
-
-        in_server = server_in_use() and not direct
-        if not in_server:
-            _check_coins(spec)
         from flows.train_all import run_train_all, train_all
 
+        in_server = server_in_use() and not direct
         return in_prefect(train_all, spec) if in_server else run_train_all(spec, echo).as_json()
-
-
-def _check_coins(spec: ScopeSpec) -> None:
-    """Refuse misspelt coins before the libraries of training are loaded; errors as in `check_coins`."""
-    from tasks.market.listing import check_coins
-
-    check_coins(spec)
 
 
 def _show_results(result: dict[str, Any], spec: RunSpec) -> None:
@@ -169,14 +157,10 @@ def backtest(spec: BacktestSpec) -> Answer:
     """
     quiet_libraries()
     with shown_progress("backtest"):
+        from flows.backtest import backtest, run_backtest
         from flows.prefect import in_prefect, server_in_use
 
-        in_server = server_in_use()
-        if not in_server:
-            _check_coins(spec)
-        from flows.backtest import backtest, run_backtest
-
-        result = in_prefect(backtest, spec) if in_server else run_backtest(spec, echo)
+        result = in_prefect(backtest, spec) if server_in_use() else run_backtest(spec, echo)
     notes = [f"written to {spec.out}"] if spec.out else []
     return Answer(result, lambda: _print_board(result["pooled"]), notes)
 
@@ -207,7 +191,6 @@ def tune(spec: TuneSpec) -> Answer:
     """
     quiet_libraries()
     with shown_progress("tune"):
-        _check_coins(spec)
         from flows.tune import run_tune
 
         result = run_tune(spec, echo)

@@ -72,5 +72,5 @@ def test_trainings_refuse_it_before_they_load_their_libraries(mirror, tmp_path, 
     *_, answer, last = done.stdout.splitlines()
     code, *modules = last.split()
     assert (int(code), json.loads(answer)["code"]) == (2, "coins"), done.stderr
-    assert not {"mlflow", "sqlalchemy", "tasks.steps", "flows.train_all"} & set(modules)
+    assert not {"mlflow", "sqlalchemy", "prefect", "torch", "tasks.steps", "flows.train_all"} & set(modules)
     assert not (tmp_path / "data").exists()
