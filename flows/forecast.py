@@ -9,7 +9,7 @@ from flows.page import update_space
 from flows.run import Partial, flow_run
 from schemas.coins import coins_label
 from schemas.errors import CpbError, counted
-from schemas.failure import Failure
+from schemas.failure import STALE, WRONG_ALERT, Failure
 from schemas.forecasting import ForecastSpec
 from schemas.handover import ForecastBatch
 from schemas.home import home_folder
@@ -24,9 +24,6 @@ from tasks.notices import VARIABLE, sends_messages
 from tasks.running.progress import PrintLine
 from tasks.steps import champions, forecast, ingest, score, watch
 from tasks.storage.files import NOTIFY_FILE
-
-STALE = "stale"
-"""Code of the failure of a series whose candles or forecast are too old: a problem, but no step has failed."""
 
 STANDING = "standing"
 """Code of the failure of a series that was asked for alone and whose last candles stand still."""
@@ -62,6 +59,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
         # Replaced, not noted one by one: the same damage is met by up to five steps.
         run.failures = _once(served, fetched, issued, scored, watched)
         stale = find_stale(home_folder(), issued.series, scope.as_of)
+        run.stale = stale_sentence(home_folder(), stale, scope.source)
         run.failures += [
             Failure(
                 step="forecast", reason=s.sentence(home_folder(), scope.source), code=STALE, series=s.series
@@ -82,10 +80,8 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
             failed = {failure.series for failure in run.failures if failure.series}
             asked = failed if spec.all_champions else None
             run.alerts, unread = check_alerts(home_folder(), scope.market, newest, datetime.now(UTC), asked)
-            if unread:
-                run.failures.append(Failure(step="forecast", reason="; ".join(unread), code="alerts"))
-        old = stale_sentence(home_folder(), stale, scope.source)
-        run.tell(_lines(run.failures, old, standing, drifted, issued, scored))
+            run.failures += [Failure(step="forecast", reason=line, code=WRONG_ALERT) for line in unread]
+        run.tell(_lines(run.failures, run.stale, standing, drifted, issued, scored))
         run.tell(f"ALERT {text}" for text in run.alerts.values())
         if run.alerts and not sends_messages():
             run.report(

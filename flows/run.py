@@ -149,7 +149,8 @@ class Run:
     @property
     def events(self) -> Events:
         """What people are to be told of the run, first what they have asked for."""
-        return self.alerts | events_of(self.failures, (*self.decided_before, *self.decisions), self.alarms)
+        decisions = (*self.decided_before, *self.decisions)
+        return self.alerts | events_of(self.failures, decisions, self.alarms, self.stale)
 
     def begin_again(self) -> None:
         """Forget what an attempt has found, but for the pairs, the run that it has opened in MLflow, and its data."""

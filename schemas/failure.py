@@ -21,6 +21,12 @@ StepName = Literal[
 ]
 """The steps of the DAG in the order of the data flow, then the steps at the end of a nightly run."""
 
+STALE = "stale"
+"""Code of the failure of a series whose candles or forecast are too old: a problem, but no step has failed."""
+
+WRONG_ALERT = "alerts"
+"""Code of the failure of a line of `HOME/alerts` that cannot be read."""
+
 
 class Failure(Record):
     """A series or model that failed in a step, and the reason. `code`: the error's code, for programs."""

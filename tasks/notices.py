@@ -19,7 +19,7 @@ from textwrap import shorten
 from schemas.base import Record
 from schemas.decision import Decision, decided_sentence
 from schemas.errors import CpbError, UsageError, log
-from schemas.failure import Failure
+from schemas.failure import STALE, WRONG_ALERT, Failure
 from schemas.home import home_folder
 from schemas.ledger import Alarm
 from tasks.storage.files import NOTIFY_FILE, read_private
@@ -42,9 +42,16 @@ Events = dict[str, str]
 """Key of an event, which stays the same while it lasts or repeats -> its sentence."""
 
 
-def events_of(failures: Iterable[Failure], decisions: Iterable[Decision], alarms: Iterable[Alarm]) -> Events:
-    """Return a sentence for each failed series or model, each switch of a champion, and each drifted champion."""
-    failed = {f"failed {f.subject} {f.step}": f"{f.subject} failed in {f.step}: {f.reason}" for f in failures}
+def events_of(
+    failures: Iterable[Failure], decisions: Iterable[Decision], alarms: Iterable[Alarm], stale: str = ""
+) -> Events:
+    """Return a sentence for each failed series or model, each switch of a champion, and each drifted champion.
+
+    stale: the sentence of every stale series.
+    """
+    failed = {
+        _key(f): stale if f.code == STALE else f"{f.subject} failed in {f.step}: {f.reason}" for f in failures
+    }
     # With the version in the key: a second switch on the same day is news.
     switched = {
         f"switch {d.series.name} {d.version_number}": f"{decided_sentence([d])}; {d.reason}"
@@ -53,6 +60,12 @@ def events_of(failures: Iterable[Failure], decisions: Iterable[Decision], alarms
     }
     drifted = {f"drift {a.series.name}": str(a) for a in alarms if a.state == "drifted"}
     return failed | switched | drifted
+
+
+def _key(failure: Failure) -> str:
+    # Each wrong line of alerts is news; another reason of the same subject and step may be one with a new figure in it.
+    line = f" {failure.reason}" if failure.code == WRONG_ALERT else ""
+    return f"failed {failure.subject} {failure.step}{line}"
 
 
 def send_test() -> dict[str, str]:
@@ -72,9 +85,7 @@ def send_test() -> dict[str, str]:
             field=VARIABLE,
         )
     return _run_within_deadline(
-        _senders(
-            urls, "test", {"": "a test message; failures, drift and switches of champions come this way"}
-        )
+        _senders(urls, "test", ["a test message; failures, drift and switches of champions come this way"])
     )
 
 
@@ -139,8 +150,9 @@ def tell_end(flow: str, events: Events, *, complete: bool) -> None:
         sent = _sent_today() if urls else SentEvents(day="")
         # An hourly run repeats what failed: people read it once a day.
         new = {key: text for key, text in events.items() if key not in sent.events}
-        shown = [*new][:MAX_LINES]  # the others are told by the next run
-        calls = _senders(urls, flow, new) if new else {}
+        sentences = [*dict.fromkeys(new.values())]  # several events may share one
+        shown = [key for key, text in new.items() if text in sentences[:MAX_LINES]]  # others: by the next run
+        calls = _senders(urls, flow, sentences) if new else {}
         heartbeat = os.environ.get(HEARTBEAT_VARIABLE, "").strip().replace("{flow}", flow)
         heartbeat_call = (
             {HEARTBEAT_VARIABLE: partial(_call_heartbeat, heartbeat)} if heartbeat and complete else {}
@@ -156,12 +168,10 @@ def tell_end(flow: str, events: Events, *, complete: bool) -> None:
         log.warning("no notification of the end of %s was sent: %s", flow, problem)
 
 
-def _senders(urls: Sequence[str], flow: str, events: Events) -> dict[str, Callable[[], str]]:
+def _senders(urls: Sequence[str], flow: str, sentences: Sequence[str]) -> dict[str, Callable[[], str]]:
     """Return a sending function per service, by its scheme and number."""
     # Credentials are removed first: they are not recognised in a truncated URL.
-    lines = [
-        f"- {shorten(without_credentials(text), MAX_LINE, placeholder=' …')}" for text in events.values()
-    ]
+    lines = [f"- {shorten(without_credentials(text), MAX_LINE, placeholder=' …')}" for text in sentences]
     more = [f"- and {len(lines) - MAX_LINES} more; see the run's log"] if len(lines) > MAX_LINES else []
     title, body = f"cpb on {socket.gethostname()}: {flow}", "\n".join(lines[:MAX_LINES] + more)
     return {

@@ -184,6 +184,21 @@ def test_a_wrong_line_stops_nothing_and_is_told_as_a_failure(home, inbox, monkey
     assert told["alerts"][0] in message["message"]
 
 
+def test_every_wrong_line_is_told_at_once_and_one_that_is_added_the_same_day(
+    home, inbox, monkeypatch, capsys
+):
+    wrong = ["BTC 1h touch 98,500 > 20 %", "BTC 1h touch 104000 > 5"]
+    write(home, *wrong)
+    _, told, _ = cpb(monkeypatch, capsys)
+    assert [f"line {number}: " in line for number, line in enumerate(told["failed"], 1)] == [True, True]
+    write(home, *wrong, "BTC 1h reach 98000 > 20 %")
+    for _ in range(2):
+        cpb(monkeypatch, capsys)
+    first, second = (message["message"].splitlines() for message in inbox.messages)
+    assert ["line 1: " in first[0], "line 2: " in first[1], len(first)] == [True, True, 2]
+    assert ["line 3: " in second[0], len(second)] == [True, 1]
+
+
 def test_prices_that_the_close_has_passed_are_told_once_and_fail_no_run(home, inbox, monkeypatch, capsys):
     write(home, "BTC 1h first 98000 97000 > 2 %")
     for _ in range(2):

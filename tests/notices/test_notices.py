@@ -11,7 +11,7 @@ import pytest
 from flows.run import flow_run
 from schemas.decision import Decision, ModelRef
 from schemas.errors import CpbError, UsageError
-from schemas.failure import Failure
+from schemas.failure import STALE, Failure
 from schemas.identity import ModelId, SeriesId
 from schemas.ledger import Alarm
 from tasks import notices
@@ -68,6 +68,17 @@ def test_a_partial_run_names_each_failure_and_later_only_the_new_ones(inbox, hom
         "- BTCUSDT 1h failed in ingest: not listed",
         "- gru/BTCUSDT/1h (default) failed in train: it diverged",
     ]
+
+
+def test_stale_series_are_told_in_one_sentence_again_once_another_is_stale(inbox, home):
+    old = [
+        Failure(step="forecast", reason=f"{s}: old", code=STALE, series=s)
+        for s in (SeriesId("spot", f"C{n}USDT", "1h") for n in range(MAX_LINES + 5))
+    ]
+    for failures, stale in [(old[:-1], "24 are old"), (old[:-1], "24 are older"), (old, "25 are old")] * 2:
+        run(home, failures=[*failures, FAILED], stale=stale)
+    first = ["- 24 are old", "- BTCUSDT 1h failed in ingest: not listed"]
+    assert [body.splitlines() for body in bodies(inbox)] == [first, ["- 25 are old"]]
 
 
 def decided(outcome):
