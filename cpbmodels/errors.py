@@ -12,8 +12,8 @@ from pathlib import Path
 MAX_LISTED = 16  # names of a choice that are all listed in a message
 MAX_SHOWN = 60  # characters of a value in a message
 
-_GROUPED = re.compile(r"(?<![^,\s])\d{1,3},\d{3}(?:\.\d*)?(?![^,\s])")
-"""Two prices, or one whose thousands are grouped."""
+_GROUPED = re.compile(r"(?<![^,\s])\d{1,3}(?:,\d{3})+(?:\.\d*)?(?![^,\s])")
+"""Several prices, or one whose thousands are grouped."""
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
@@ -60,8 +60,12 @@ def two_readings(prices: str) -> str:
     """A sentence if a text such as `98,500` is one price to some readers and two to others; "" if it is not."""
     if not (found := _GROUPED.search(prices)):
         return ""
-    first, second = found[0].split(",")
-    return f"{found[0]!r} can be read as one price or as two: write {first}{second} for one, {first}.0,{second} for two"
+    parts = found[0].split(",")
+    one = "".join(parts)
+    if not all(map(float, parts)):  # `98,000`: nobody asks for 98 and 0
+        return f"{found[0]!r} has a comma, which separates prices: write {one}"
+    several = ".0,".join(parts)
+    return f"{found[0]!r} can be read as one price or as several: write {one} for one, {several} for several"
 
 
 def unknown_choice(kind: str, value: object, allowed: Iterable[str]) -> str:

@@ -306,7 +306,7 @@ def test_the_documents_ask_all_questions():
             "target '107,000' is not one price: write a number",
         ),
         (("BTC", "1h", "--target", "x", "--stop", "1"), "target 'x' is not one price"),
-        (("BTC", "1h", "--above", "98,500"), "above '98,500' can be read as one price or as two"),
+        (("BTC", "1h", "--above", "98,500"), "above '98,500' can be read as one price or as several"),
         (("BTC", "1h", "--touch", "1", "--above", "-5"), "above '-5' is no list of prices"),
         (
             ("BTC", "1h", "--stop-chance", "5"),

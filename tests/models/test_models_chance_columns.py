@@ -135,10 +135,10 @@ def test_mlflow_takes_targets_stops_and_prices_as_texts(served, forecast):
         ({"target_price": "107.0,109", "stop_price": "103"}, "target_price names 2 and stop_price 1 prices"),
         (
             {"target_price": "107,500", "stop_price": "103"},
-            "target_price '107,500' can be read as one price or as two",
+            "target_price '107,500' can be read as one price or as several",
         ),
-        ({"above": "98.5,107,500"}, "above '107,500' can be read as one price or as two"),
-        ({"touch": "98,500"}, "touch '98,500' can be read as one price or as two"),
+        ({"above": "98.5,107,500"}, "above '107,500' can be read as one price or as several"),
+        ({"touch": "98,500"}, "touch '98,500' can be read as one price or as several"),
         ({"target_price": "1e9", "stop_price": "1e8"}, "do not lie on opposite sides of the last close"),
         ({"target_price": "x", "stop_price": "y"}, "is no list of pairs"),
         ({"above": "x"}, "neither a number nor a list of numbers"),

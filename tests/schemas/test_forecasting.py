@@ -27,21 +27,36 @@ def test_a_list_of_prices(texts, prices):
 @pytest.mark.parametrize(
     "text",
     [
-        *("98,500", "98,500.5", "1,000,000", "98,500,105000", "105000,98,500", "1,234,50"),
+        *("98,500", "98,500.5", "1,234,567", "98,500,105000", "105000,98,500", "1,234,50"),
         *(" 98,500", "98,500 ", "105000, 98,500", "98,500 ,105000"),
     ],
 )
 def test_thousands_and_a_list_are_not_told_apart(text):
-    with pytest.raises(UsageError, match="can be read as one price or as two: write") as caught:
+    with pytest.raises(UsageError, match="can be read as one price or as several: write") as caught:
         parse_prices(text)
     assert caught.value.code == "touch"
 
 
-def test_both_ways_out_of_grouped_thousands_are_read():
+@pytest.mark.parametrize(
+    ("text", "prices"),
+    [("98,500", [98, 500]), ("98,500.5", [98, 500.5]), ("105000,1,234,567", [1, 234, 567])],
+)
+def test_both_ways_out_of_grouped_thousands_are_read(text, prices):
     with pytest.raises(UsageError) as caught:
-        parse_prices("98,500")
-    one, two = re.search("write (.+) for one, (.+) for two", str(caught.value)).groups()
-    assert (parse_prices(one), parse_prices(two)) == ([98_500], [98, 500])
+        parse_prices(text)
+    one, several = re.search("write (.+) for one, (.+) for several", str(caught.value)).groups()
+    assert parse_prices(one) == [float(text.removeprefix("105000,").replace(",", ""))]
+    assert parse_prices(several) == prices
+
+
+@pytest.mark.parametrize(
+    ("text", "grouped", "plain"), [("98,000", "98,000", "98000"), ("97500,1,000,000", "1,000,000", "1000000")]
+)
+def test_thousands_of_which_a_part_is_no_price_have_one_way_out(text, grouped, plain):
+    with pytest.raises(UsageError) as caught:
+        parse_prices(text, option="touch")
+    assert str(caught.value) == f"touch {grouped!r} has a comma, which separates prices: write {plain}"
+    assert len(parse_prices(plain)) == 1
 
 
 @pytest.mark.parametrize(
