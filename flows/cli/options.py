@@ -202,6 +202,10 @@ class Command(TyperCommand):
                 error.ctx = error.ctx or ctx
             raise
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage; an argument that must be given stands there without Typer's braces."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Complete also the options that the help leaves out, once a letter of them is typed."""
         if len(incomplete) > len("--"):

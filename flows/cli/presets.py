@@ -32,7 +32,7 @@ def presets(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="a preset, or your own file (NAME.toml)",
             autocompletion=completing("preset"),
         ),

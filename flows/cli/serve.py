@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.cli.ending import Answer, Json, answered
+from flows.cli.options import Command
 from flows.console import Column, echo, emit, print_table, quiet_libraries, show
 from flows.progress import shown_progress
 from flows.typed import program
@@ -170,10 +171,12 @@ def up(
     return Answer(asdict(result) | places | {"exit": EXIT_COMPLETE}, notes=said)
 
 
-@app.command()
+@app.command(cls=Command)
 @answered
 def run(
-    name: Annotated[str, typer.Argument(help="train-all, nightly, hourly, or FLOW/DEPLOYMENT")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="train-all, nightly, hourly, or FLOW/DEPLOYMENT")
+    ],
     param: Annotated[
         list[str] | None,
         typer.Option("--param", help="NAME=VALUE, the value as JSON or text; may be repeated"),

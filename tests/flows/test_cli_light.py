@@ -77,6 +77,19 @@ def test_help_is_whole_in_80_columns_and_grouped(monkeypatch):
         assert all(f"│ {name} " in shown for name in names)
 
 
+def test_the_usage_names_arguments_in_capitals_those_that_may_lack_in_brackets():
+    usages = {}
+    for path, _ in commands(typer.main.get_command(app._app())):
+        shown = CliRunner().invoke(app._app(), [*path, "--help"], env={"COLUMNS": "200"}).stdout
+        usages[" ".join(path)] = re.search(r"Usage: \w+ (.+)", shown)[1].split(" [OPTIONS]", 1)[1].strip()
+    assert (usages["promote"], usages["deploy run"], usages["presets"]) == (
+        "COIN TIMEFRAME",
+        "NAME",
+        "[NAME]",
+    )
+    assert set(usages.values()) == {"", "COIN TIMEFRAME", "[COIN] [TIMEFRAME]", "NAME", "[NAME]"}
+
+
 def test_no_option_of_any_command_is_cut_in_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for path, command in commands(typer.main.get_command(app._app())):
