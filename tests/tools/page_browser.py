@@ -31,8 +31,13 @@ def open_chart(open_page, home, series="BTCUSDT/1h/spot", **options):
     """Open the page of a series and wait until its chart stands; `options` as for `Pages`."""
     page = open_page(home, f"/#/series/{series}", **options)
     page.wait_for_selector("#chart path.box", state="attached")
-    page.wait_for_load_state("networkidle")
+    settle(page)
     return page
+
+
+def settle(page):
+    """Wait until nothing of the shown view is on its way: its parts are busy from the beginning until they stand."""
+    expect(page.locator("[aria-busy]")).to_have_count(0)
 
 
 def hold(page, *patterns):
@@ -45,6 +50,22 @@ def hold(page, *patterns):
     for pattern in patterns:
         page.route(pattern, keep)
     return held
+
+
+def wait_for(page, held, count=1):
+    """Wait until so many requests are held; returns the newest."""
+    deadline = time.monotonic() + WAIT_S
+    while len(held) < count:
+        assert time.monotonic() < deadline, held
+        page.wait_for_timeout(20)
+    return held[-1]
+
+
+def let(page, route):
+    """Answer a held request, and give the page time for what would follow."""
+    with page.expect_response(route.request.url):
+        route.continue_()
+    page.wait_for_timeout(300)
 
 
 class Pages:

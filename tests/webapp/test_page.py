@@ -12,7 +12,7 @@ from tasks.forecasting.chain import append
 from tasks.tracking.runs import finish, start_parent
 from tasks.training.shard_retention import ShardsInUse
 from tests.tools.browser import needs_browser
-from tests.tools.page_browser import WAIT_S, expect, hold, until
+from tests.tools.page_browser import WAIT_S, expect, hold, let, open_chart, settle, until, wait_for
 from tests.tools.webapp_store import BTC, ETH, fill, forecast_at, small_home, write_candles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,16 +99,9 @@ def test_candles_that_stand_still_are_told_in_the_overview_and_on_the_page(open_
     expect(chip).to_have_count(1)
     assert chip.get_attribute("title").startswith("the last 9 candles before the forecast stand still")
     for coin, count in (("BTC", 1), ("ETH", 0)):
-        page = open_series(open_page, tmp_path, f"{coin}USDT/1h/spot")
+        page = open_chart(open_page, tmp_path, f"{coin}USDT/1h/spot")
         expect(page.locator(".chip", has_text="stands still")).to_have_count(count)
         expect(page.locator("p.note", has_text="The last 9 candles before the forecast")).to_have_count(count)
-
-
-def open_series(open_page, home, series="BTCUSDT/1h/spot", **options):
-    page = open_page(home, f"/#/series/{series}", **options)
-    page.wait_for_selector("#chart path.box", state="attached")
-    page.wait_for_selector("#decisions p.note:not(:empty)")
-    return page
 
 
 def traces(page):
@@ -133,7 +126,7 @@ def settled(page, before):
 
 
 def test_a_forecast_is_drawn_with_its_verdict_and_record(open_page, filled):
-    page = open_series(open_page, filled, "ETHUSDT/1h/spot")
+    page = open_chart(open_page, filled, "ETHUSDT/1h/spot")
 
     names = traces(page)
     assert {"candles", "volume", "90 %", "80 %", "50 %", "median", "actual close"} <= set(names)
@@ -152,7 +145,7 @@ def test_a_forecast_is_drawn_with_its_verdict_and_record(open_page, filled):
 
 
 def test_the_chart_pans_and_zooms_by_keys_and_buttons(open_page, filled):
-    page = open_series(open_page, filled)
+    page = open_chart(open_page, filled)
     first = now = view(page)
     chart = page.locator("#chart")
 
@@ -176,12 +169,13 @@ def test_the_chart_pans_and_zooms_by_keys_and_buttons(open_page, filled):
 
 
 def test_the_chart_pans_and_zooms_by_the_mouse_and_reads_prices_at_it(open_page, filled):
-    page = open_series(open_page, filled)
+    page = open_chart(open_page, filled)
     first = view(page)
     box = page.locator("#chart").bounding_box()
     x, y = box["x"] + 200, box["y"] + 150
     page.mouse.move(x, y)
-    assert "open " in page.locator("#readout").inner_text()
+    expect(page.locator("#readout")).to_contain_text("open ")
+    expect(page.locator(".cross.tag").first).to_be_visible()
     price, when = page.locator(".cross.tag").all_inner_texts()
     assert re.fullmatch(r"1\d\d,\d{3}\.\d\d", price)
     assert re.fullmatch(r"\d+ \w+,? \d\d:\d\d", when)
@@ -198,7 +192,7 @@ def test_the_chart_pans_and_zooms_by_the_mouse_and_reads_prices_at_it(open_page,
 
 
 def test_keys_read_the_candles_of_the_chart_aloud(open_page, filled):
-    page = open_series(open_page, filled)
+    page = open_chart(open_page, filled)
     chart = page.locator("#chart")
     chart.press(".")
     told = page.locator("#readout").inner_text()
@@ -208,7 +202,7 @@ def test_keys_read_the_candles_of_the_chart_aloud(open_page, filled):
 
 
 def test_more_candles_come_at_the_left_edge(open_page, recorded):
-    page = open_series(open_page, recorded)
+    page = open_chart(open_page, recorded)
     count = "document.getElementById('chart').data.find(t => t.type === 'candlestick').x.length"
     assert page.evaluate(count) == 500
 
@@ -219,7 +213,7 @@ def test_more_candles_come_at_the_left_edge(open_page, recorded):
 
 
 def test_the_slider_lays_earlier_forecasts_over_what_came_true(open_page, filled):
-    page = open_series(open_page, filled)
+    page = open_chart(open_page, filled)
     assert "actual close" not in traces(page)
     told = page.locator(".past output")
     assert re.match(r"16 of 16: issued .*, version 1, champion, replayed", told.inner_text())
@@ -248,7 +242,7 @@ def test_the_slider_lays_earlier_forecasts_over_what_came_true(open_page, filled
 
 
 def test_an_earlier_forecast_has_the_first_views_width_or_that_of_a_zoom(open_page, filled):
-    page = open_series(open_page, filled)
+    page = open_chart(open_page, filled)
     first = view(page)
     page.keyboard.press("[")
     expect(page.locator(".past output")).to_contain_text("15 of 16")
@@ -267,7 +261,7 @@ def test_an_earlier_forecast_has_the_first_views_width_or_that_of_a_zoom(open_pa
 
 
 def test_live_and_replayed_forecasts_stand_apart_and_each_version_alone(open_page, recorded):
-    page = open_series(open_page, recorded)
+    page = open_chart(open_page, recorded)
 
     assert re.fullmatch(r"0\.\d{3}", page.locator("#ratio b").inner_text())
     assert "better than the random walk, 59 complete days" in page.locator("#ratio").inner_text()
@@ -363,6 +357,7 @@ def test_two_models_stand_side_by_side_on_a_coin(open_page, mixed):
     assert page.locator("#compare tbody tr").first.locator("td").all_inner_texts() == ["1.0130", "✓ 0.9810"]
     inside = page.locator("#compare tbody tr").filter(has_text="inside 80 %").locator("td")
     assert inside.all_inner_texts() == ["79.7 %", "79.7 %"]
+    settle(page)
     heights = page.locator("#leaderboard .plot").evaluate_all("all => all.map(e => e.clientHeight)")
     assert max(heights) < 256  # no empty space below a figure of few rows
 
@@ -461,7 +456,7 @@ def test_markets_are_never_mixed_on_the_page(open_page, mixed):
 
 
 def test_whatever_is_shown_can_be_taken_along(open_page, filled):
-    page = open_series(open_page, filled)
+    page = open_chart(open_page, filled)
     links = [a.get_attribute("href") for a in page.locator(".downloads a").all()]
     for view_ in ("#/", "#/models", "#/runs"):
         page.evaluate(f"location.hash = '{view_}'")
@@ -478,7 +473,7 @@ def test_whatever_is_shown_can_be_taken_along(open_page, filled):
 
 def test_what_is_new_appears_and_the_view_stays(open_page, tmp_path):
     home = small_home(tmp_path, BTC)
-    page = open_series(open_page, home)
+    page = open_chart(open_page, home)
     told = page.locator(".past output")
     expect(told).to_contain_text("16 of 16")
     first = view(page)
@@ -490,8 +485,8 @@ def test_what_is_new_appears_and_the_view_stays(open_page, tmp_path):
     come_back(page)
 
     expect(told).to_contain_text("17 of 17")
-    assert view(page) == pytest.approx(moved, abs=1000)
     expect(page.locator("#status")).to_contain_text("Updated")
+    assert view(page) == pytest.approx(moved, abs=1000)
     page.get_by_role("button", name="Earlier").click()
     expect(told).to_contain_text("16 of 17")
     write_candles(home / "data", BTC, rows=302, price=100.0)
@@ -510,15 +505,17 @@ def test_a_hidden_tab_asks_nothing_and_a_gone_service_is_named(open_page, filled
 
     page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.away}); window.away = true")
     come_back(page)
+    page.wait_for_timeout(300)
     assert asked == []
     page.evaluate("window.away = false")
     page.route("**/api/changes", lambda route: route.abort())
-    come_back(page)
+    with page.expect_request("**/api/changes"):
+        come_back(page)
     expect(page.locator("#fault")).to_contain_text("is cpb serve still running?")
     page.unroute("**/api/changes")
-    come_back(page)
+    with page.expect_response("**/api/changes"):
+        come_back(page)
     expect(page.locator("#fault")).to_have_count(0)
-    assert len(asked) == 2
     open_page.faults[:] = [f for f in open_page.faults if "ERR_FAILED" not in f]
 
 
@@ -560,12 +557,11 @@ def test_a_market_that_was_picked_stays_though_the_answer_of_the_one_before_come
             json=dict.fromkeys(["candles", "forecasts", "ledger", "board", "runs"], "x")
         ),
     )
-    with page.expect_request("**/api/overview?market=spot"):
-        come_back(page)
+    come_back(page)
+    wait_for(page, held)
     page.get_by_label("Market", exact=True).select_option("sim")
     expect(page.locator(ROWS)).to_have_count(1)
-    held[0].continue_()
-    page.wait_for_load_state("networkidle")
+    let(page, held[0])
     expect(page.locator(".notice").first).to_contain_text("Simulated market.")
     expect(page.locator(ROWS)).to_have_count(1)
 
@@ -581,7 +577,7 @@ def test_the_page_asks_every_ten_seconds(open_page, filled):
 
 
 def test_the_theme_is_chosen_remembered_and_drawn(open_page, filled):
-    page = open_series(open_page, filled, color_scheme="dark")
+    page = open_chart(open_page, filled, color_scheme="dark")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     ink = "document.getElementById('chart')._fullLayout.font.color"
     dark = page.evaluate(ink)
@@ -589,10 +585,11 @@ def test_the_theme_is_chosen_remembered_and_drawn(open_page, filled):
     page.get_by_label("Theme", exact=True).select_option("light")
     until(page, f"{ink} !== {dark!r}")
     page.reload()
-    assert page.evaluate("document.documentElement.dataset.theme") == "light"
-    assert page.get_by_label("Theme", exact=True).input_value() == "light"
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    expect(page.get_by_label("Theme", exact=True)).to_have_value("light")
+    page.wait_for_selector("#chart path.box", state="attached")
     page.keyboard.press("t")
-    assert page.get_by_label("Theme", exact=True).input_value() == "dark"
+    expect(page.get_by_label("Theme", exact=True)).to_have_value("dark")
     page.keyboard.press("t")
     expect(page.get_by_label("Theme", exact=True)).to_have_value("auto")
     page.emulate_media(color_scheme="light")

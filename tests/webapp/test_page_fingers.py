@@ -140,6 +140,8 @@ def test_the_chance_stands_beside_the_mouse(open_page, touchable):
         apart = max(box["x"] - x, x - box["x"] - box["width"])
         assert 0 < apart < 40
         assert abs(box["y"] + box["height"] - y) < 40
+        page.mouse.move(0, 0)
+        page.locator(BOX).wait_for(state="hidden")
 
 
 def test_axe_finds_nothing_serious_with_a_crosshair(phone):

@@ -9,7 +9,7 @@ from tasks.forecasting.chain import append
 from tasks.storage.records import file_digest
 from tests.tools.browser import axe_findings, needs_browser
 from tests.tools.fingers import Fingers
-from tests.tools.page_browser import expect, hold, open_chart, until
+from tests.tools.page_browser import expect, hold, let, open_chart, settle, until, wait_for
 from tests.tools.page_service import client_of
 from tests.tools.webapp_store import BTC, forecast_at, write_candles
 
@@ -283,7 +283,7 @@ def test_until_the_chances_come_the_sentence_says_that_it_is_loading(open_page, 
     line = page.locator("#first-told")
     expect(line).to_have_text("Loading …")
     expect(line).to_have_attribute("aria-busy", "true")
-    held[0].continue_()
+    wait_for(page, held).continue_()
     told(page)
 
 
@@ -291,15 +291,13 @@ def test_the_marks_and_lines_of_the_newest_forecast_do_not_come_over_an_earlier_
     page = open_chart(open_page, touchable, **DESK)
     page.get_by_role("button", name="‹ Earlier").click()
     expect(page.locator(".first")).to_be_hidden()
-    page.wait_for_load_state("networkidle")
+    settle(page)
     held = hold(page, "**/api/touch/**")
-    with page.expect_request("**/api/touch/**"):
-        page.get_by_role("button", name="Newest").click()
+    page.get_by_role("button", name="Newest").click()
+    wait_for(page, held)
     with page.expect_response("**/api/figures/forecast/**"):
         page.get_by_role("button", name="‹ Earlier").click()
-    with page.expect_response("**/api/touch/**"):
-        held[0].continue_()
-    page.wait_for_timeout(500)  # for what would follow it
+    let(page, held[0])
     expect(page.locator(".first")).to_be_hidden()
     expect(page.locator(HANDLES).first).to_be_hidden()
     marks = (

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.tools.browser import axe_findings, needs_browser
+from tests.tools.page_browser import settle
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -17,7 +18,7 @@ VIEWS = {
 def show(page, view):
     page.evaluate(f"location.hash = '{view}'")
     page.wait_for_selector(VIEWS[view], state="attached")
-    page.wait_for_load_state("networkidle")
+    settle(page)
 
 
 def show_cards(page):

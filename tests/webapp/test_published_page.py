@@ -10,7 +10,7 @@ import pytest
 from flows.page import publish_page
 from schemas.errors import CpbError
 from tests.tools.browser import axe_findings, launch, needs_browser
-from tests.tools.page_browser import WAIT_S, expect, until
+from tests.tools.page_browser import WAIT_S, expect, settle, until
 from tests.tools.page_service import client_of
 from tests.tools.static_site import hosting
 from tests.tools.webapp_store import BTC, ETH, LTC, track
@@ -151,7 +151,7 @@ def _same(mine, its):
 def open_series(open_site, series="BTCUSDT/1h/spot", **options):
     page = open_site(f"#/series/{series}", **options)
     page.wait_for_selector("#chart path.box", state="attached")
-    page.wait_for_load_state("networkidle")
+    settle(page)
     return page
 
 
@@ -173,7 +173,7 @@ def test_the_page_reads_as_the_served_one_at_any_width(open_site, service, optio
     assert axe_findings(page) == []
     page.evaluate("location.hash = '#/series/BTCUSDT/1h/spot'")
     page.wait_for_selector("#chart path.box", state="attached")
-    page.wait_for_load_state("networkidle")
+    settle(page)
     told = page.locator("#first-told")
     expect(told).to_have_text(re.compile("target first .* %, stop first .* %, neither .* % by 22:00"))
     assert axe_findings(page) == []

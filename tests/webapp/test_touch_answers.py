@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.tools.browser import needs_browser
-from tests.tools.page_browser import until
+from tests.tools.page_browser import expect, open_chart, until
 from tests.tools.page_service import client_of
 
 
@@ -129,10 +129,7 @@ def test_without_a_table_first_has_a_note_and_above_its_chances(ask):
 def test_the_chart_marks_prices_and_tells_the_chance_at_the_crosshair(
     open_page, touchable, touch, width, theme
 ):
-    page = open_page(
-        touchable, "/#/series/BTCUSDT/1h/spot", viewport={"width": width, "height": 900}, color_scheme=theme
-    )
-    page.wait_for_selector("#chart path.box", state="attached")
+    page = open_chart(open_page, touchable, viewport={"width": width, "height": 900}, color_scheme=theme)
     chart, told = page.locator("#chart"), page.locator(".cross.box .chance").first
     marked = page.evaluate(
         "document.getElementById('chart').layout.shapes.filter((s) => s.xref === 'paper').map((s) => s.y0)"
@@ -160,8 +157,9 @@ def test_the_chart_marks_prices_and_tells_the_chance_at_the_crosshair(
         chart.press(key)
     higher, less = chance_at_the_crosshair()
     assert "reached by" in page.locator("#readout").text_content()
+    before = page.locator(".cross.tag").first.inner_text()
     chart.press("ArrowDown")
-    told.wait_for(state="hidden")
+    expect(page.locator(".cross.tag").first).not_to_have_text(before)
     lower, more = chance_at_the_crosshair()
     assert (lower < higher, more > less) == (True, True)
 
