@@ -18,22 +18,23 @@ const FIGURES = [
 // `asked.a`, `asked.b`, `asked.coin`: what is compared, kept in the address by `keep`.
 export function sideBySide(asked, keep) {
   const choices = h("div", { class: "toolbar" }), list = h("div", {}, loading()), links = h("div");
-  let where = null, ready = false, models = new Map();
+  let where = null, ready = false, models = new Map(), turn = 0;
   const chart = figure(() => (ready ? ask("/api/figures/compare", { ...where, models: `${asked.a},${asked.b}`, theme: theme() }) : null));
   const runs = [null, null]; // of the two models on the chosen series
   const losses = runs.map((_, i) => figure(() => (runs[i] ? ask(`/api/figures/losses/${runs[i]}`, { theme: theme() }) : null)));
   const section = card("Two models side by side", { id: "compare", aside: links }, choices, chart.frame, list,
     h("div", { class: "pair" }, losses.map((one) => one.frame)));
 
+  // Each step is left out where another choice has begun meanwhile.
   async function load(...of) {
+    const mine = (turn += 1), isNewest = () => mine === turn;
     ready = false;
-    await fill(list, () => offer(...of));
-    await chart.load();
-    if (ready) await fill(list, show);
-    for (const one of losses) await one.load();
+    for (const step of [() => fill(list, () => offer(isNewest, ...of)), chart.load, () => ready && fill(list, () => show(isNewest)), ...losses.map((one) => one.load)]) {
+      if (isNewest()) await step();
+    }
   }
 
-  async function offer(market, timeframe, rows) {
+  async function offer(isNewest, market, timeframe, rows) {
     where = { market, timeframe };
     models = named(rows.filter((r) => r.timeframe === timeframe));
     const names = [...models.keys()];
@@ -42,6 +43,7 @@ export function sideBySide(asked, keep) {
     if (!names.includes(asked.a)) asked.a = names[0];
     if (!names.includes(asked.b) || asked.b === asked.a) asked.b = names.find((n) => n !== asked.a);
     const coins = (await get(ask("/api/overview", { market }))).rows.filter((r) => r.timeframe === timeframe).map((r) => r.symbol).sort();
+    if (!isNewest()) return;
     if (!coins.includes(asked.coin)) asked.coin = coins[0];
     const pick = (name) => async (value) => { keep({ [name]: value }); await load(market, timeframe, rows); };
     choices.replaceChildren(
@@ -50,10 +52,11 @@ export function sideBySide(asked, keep) {
     ready = true;
   }
 
-  async function show() {
+  async function show(isNewest) {
     const series = asked.coin && { ...where, symbol: asked.coin };
-    const pair = [asked.a, asked.b].map((name) => models.get(name)); // while the answer is on its way, others may be chosen
+    const pair = [asked.a, asked.b].map((name) => models.get(name));
     const found = series && await maybe(ofSeries("models", series));
+    if (!isNewest()) return;
     const [a, b] = pair.map((model) => found?.models.find((m) => m.architecture === model?.architecture && presetOf(m) === model?.preset));
     links.replaceChildren(series ? downloads(ofSeries("models", series), "the models of this series") : "");
     runs.splice(0, 2, a?.run_id, b?.run_id);

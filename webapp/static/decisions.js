@@ -20,8 +20,9 @@ export function decisionsCard(series) {
     await chart.load();
   }
 
-  async function newest() {
+  async function newest(isNewest) {
     const answer = await maybe(ofSeries("decisions", series));
+    if (!isNewest()) return;
     found = answer ? answer.decisions : [];
     note.replaceChildren(...(found.length ? ["What each run decided about this series, newest first. ", ...(answer.note ? sentence(answer.note) : [])] : sentence(answer?.note || "no decision is stored for this series")));
     list.replaceChildren(found.length ? table({ caption: found.length > NEWEST ? `The newest ${NEWEST} of ${found.length} decisions` : "Decisions", columns: COLUMNS, rows: found.slice(0, NEWEST), cards: true }) : "");

@@ -33,6 +33,7 @@ function fieldsOf(schema, schemas, seen = new Set()) {
 
 function tryOut(path, parameters) {
   const answer = h("pre", { hidden: true });
+  let turn = 0;
   const inputs = parameters.map((parameter) => [parameter, h("input", { name: parameter.name, required: Boolean(parameter.required),
     placeholder: { symbol: "BTC", timeframe: "1h" }[parameter.name] || String(parameter.schema.default ?? "") })]);
   const call = async (event) => {
@@ -44,14 +45,11 @@ function tryOut(path, parameters) {
       else if (input.value) query.set(parameter.name, input.value);
     }
     if (query.size) url += `?${query}`;
+    const mine = (turn += 1);
     answer.hidden = false;
     answer.textContent = `GET ${url}\nLoading …`;
-    try {
-      const { status, body } = await answered(url);
-      answer.textContent = `GET ${url}\n${status}\n${JSON.stringify(body, null, 2)}`;
-    } catch (error) {
-      answer.textContent = `GET ${url}\n${messageOf(error).replaceAll("`", "")}`;
-    }
+    const told = await answered(url).then(({ status, body }) => `${status}\n${JSON.stringify(body, null, 2)}`, (error) => messageOf(error).replaceAll("`", ""));
+    if (mine === turn) answer.textContent = `GET ${url}\n${told}`; // not of a call before
   };
   return [h("form", { onsubmit: call }, inputs.map(([{ name }, input]) => h("label", {}, `${name} `, input)), h("button", {}, "Call")), answer];
 }

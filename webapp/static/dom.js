@@ -91,14 +91,19 @@ export function problem(text) {
   return h("p", { class: "card problem", role: "alert" }, sentence(text));
 }
 
-// Loads what belongs into a place: it is busy until then; what goes wrong is said there.
+const newest = new WeakMap(); // of each place, what was asked for last
+
+// Loads what belongs into a place: it is busy until then; what goes wrong is said there. `load` gets a function that tells
+// whether nothing was asked for since: an answer that comes after a newer question is not shown.
 export async function fill(place, load) {
+  const mine = {}, isNewest = () => newest.get(place) === mine;
+  newest.set(place, mine);
   place.setAttribute("aria-busy", "true");
   try {
-    await load();
+    await load(isNewest);
   } catch (error) {
-    place.replaceChildren(h("span", { role: "status" }, sentence(messageOf(error))));
+    if (isNewest()) place.replaceChildren(h("span", { role: "status" }, sentence(messageOf(error))));
   } finally {
-    place.removeAttribute("aria-busy");
+    if (isNewest()) place.removeAttribute("aria-busy");
   }
 }

@@ -1,7 +1,7 @@
 // The leaderboard, sorted by any column, and two models side by side.
 
-import { ask, get, published } from "./api.js";
-import { card, downloads, h, marked, select, sentence } from "./dom.js";
+import { ask, get, messageOf, published } from "./api.js";
+import { card, downloads, h, marked, problem, select, sentence } from "./dom.js";
 import { asOf, dayAndTime, interval, known, number, percent, seconds } from "./format.js";
 import { figure, free, theme } from "./plot.js";
 import { sideBySide } from "./compare.js";
@@ -11,21 +11,23 @@ import { atWork, CHANCES, MARKETS, RATIO, SIMULATED, simulatedChip, verdictChip 
 export async function open(root, { options }, remember) {
   const asked = { market: "", timeframe: "", sort: "", down: "", ...options };
   const toolbar = h("div", { class: "toolbar" });
-  const notices = h("div"), list = h("div"), links = h("div");
+  const title = h("h1"), notices = h("div"), list = h("div"), links = h("div");
   let board = null, markets = [], first = null;
-  const drawn = figure(() => board?.rows.length ? ask("/api/figures/board", { market: asked.market, timeframe: shownTimeframe(), theme: theme() }) : null);
-  const coins = figure(() => board?.rows.length ? ask("/api/figures/coins", { market: asked.market, timeframe: shownTimeframe(), theme: theme() }) : null);
+  const drawn = figure(() => board?.rows.length ? ask("/api/figures/board", { market: board.market, timeframe: shownTimeframe(), theme: theme() }) : null);
+  const coins = figure(() => board?.rows.length ? ask("/api/figures/coins", { market: board.market, timeframe: shownTimeframe(), theme: theme() }) : null);
   const ofTimeframe = h("h3", {});
   const pair = sideBySide(asked, keep);
 
+  // False: another market was picked meanwhile.
   async function load() {
     markets = (await get("/api/overview")).markets.map((m) => m.market);
     asked.market ||= markets[0] || "spot";
     const { market } = asked, answer = await get(ask("/api/leaderboard", { market }));
-    if (market !== asked.market) return; // another was picked meanwhile
-    board = answer;
     // Without a finished run: one that has begun, whose models are not judged yet.
-    first = board.rows.length || published ? null : atWork((await get("/api/runs")).runs).find((r) => r.kind === "flow" && r.market === asked.market);
+    const begun = answer.rows.length || published ? null : atWork((await get("/api/runs")).runs).find((r) => r.kind === "flow" && r.market === market);
+    if (market !== asked.market) return false;
+    [board, first] = [answer, begun];
+    return true;
   }
 
   function timeframes() {
@@ -52,17 +54,18 @@ export async function open(root, { options }, remember) {
   const sort = () => (asked.sort ? { key: asked.sort, up: !asked.down } : { key: "ratio", up: true });
 
   function show() {
+    title.replaceChildren("Models ", simulatedChip(board.market) ?? "");
     const rows = board.rows.filter((r) => !asked.timeframe || r.timeframe === asked.timeframe);
-    list.replaceChildren(rows.length ? table({ caption: `Architectures against the random walk${asked.market === "sim" ? ", simulated market" : ""}`,
+    list.replaceChildren(rows.length ? table({ caption: `Architectures against the random walk${board.market === "sim" ? ", simulated market" : ""}`,
       columns: COLUMNS, rows, sort: sort(), onsort: sortBy, cards: true }) : "");
     toolbar.replaceChildren(
       ...(markets.length > 1 ? [select("Market", markets.map((m) => [m, MARKETS[m]]), asked.market, (m) => change({ market: m, timeframe: "" }))] : []),
       select("Candles", [["", "all"], ...timeframes().map((t) => [t, t])], asked.timeframe, (t) => change({ timeframe: t })),
       phoneSort());
-    notices.replaceChildren(...[asked.market === "sim" && h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED),
+    notices.replaceChildren(...[board.market === "sim" && h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED),
       board.rows.length > 0 && board.note && h("p", { class: "notice" }, sentence(board.note)),
       h("p", { class: "finding" }, first && !board.verdict ? begun() : board.verdict ? ["Of the champions, the models that serve now: ", marked(board.verdict)] : sentence(board.note || "no model of this market has been judged yet; `cpb train-all` trains and judges them"))].filter(Boolean));
-    links.replaceChildren(downloads(ask("/api/leaderboard", { market: asked.market, timeframe: asked.timeframe }), "the leaderboard", { csv: true }));
+    links.replaceChildren(downloads(ask("/api/leaderboard", { market: board.market, timeframe: asked.timeframe }), "the leaderboard", { csv: true }));
   }
 
   function begun() {
@@ -79,27 +82,39 @@ export async function open(root, { options }, remember) {
 
   async function change(changes) {
     keep(changes);
-    if (changes.market !== undefined) await load();
+    let fault = null;
+    if (changes.market !== undefined) {
+      list.setAttribute("aria-busy", "true");
+      try {
+        if (!(await load())) return;
+      } catch (error) {
+        if (asked.market !== changes.market) return;
+        keep({ market: board.market }); // which is still shown
+        fault = problem(messageOf(error));
+      }
+      list.removeAttribute("aria-busy");
+    }
     show();
+    if (fault) notices.prepend(fault);
     await figures();
   }
 
   async function figures() {
     ofTimeframe.hidden = !board.rows.length;
     ofTimeframe.textContent = `On ${shownTimeframe()} candles: all coins together, and each`;
-    await Promise.all([drawn.load(), coins.load(), published || pair.load(asked.market, shownTimeframe(), board.rows)]);
+    await Promise.all([drawn.load(), coins.load(), published || pair.load(board.market, shownTimeframe(), board.rows)]);
   }
 
   await load();
   show();
-  root.append(h("h1", {}, "Models ", simulatedChip(asked.market)), toolbar,
+  root.append(title, toolbar,
     card("Leaderboard", { note: `${RATIO}. A row is one run's; the figures of coins are of the newest model of each preset: of that which saw the newest candles.`, aside: links }, notices, list, ofTimeframe, drawn.frame, coins.frame), published ? "" : pair.section);
   return {
     title: "Models",
     shown: figures,
     async refresh(changed) {
       if (!changed.has("board")) return false;
-      await load();
+      if (!(await load())) return false;
       show();
       await figures();
       return true;

@@ -1,10 +1,10 @@
 // The overview: a row or a card for each series of a market, searched, filtered, sorted and pinned. What is asked is in
 // the address; the view and the pins are remembered by the browser.
 
-import { ask, get } from "./api.js";
+import { ask, get, messageOf } from "./api.js";
 import { seriesCard } from "./card.js";
 import { COLUMNS, ORDERS } from "./columns.js";
-import { button, copyButton, downloads, h, marked, select, sentence } from "./dom.js";
+import { button, copyButton, downloads, h, marked, problem, select, sentence } from "./dom.js";
 import { count, number, percent, seconds } from "./format.js";
 import { keep, remembered } from "./remembered.js";
 import { sorted, table } from "./table.js";
@@ -28,12 +28,14 @@ export async function open(root, { options }, remember) {
   const isPinned = (row) => pins.has(idOf(row));
   let rows = [], found = null;
 
+  // False: another market was picked meanwhile.
   async function load() {
     const { market } = asked, answer = await get(ask("/api/overview", { market }));
-    if (market !== asked.market) return; // another was picked meanwhile
+    if (market !== asked.market) return false;
     found = answer;
     asked.market = found.market;
     rows = found.rows;
+    return true;
   }
 
   function change(name, value) {
@@ -53,8 +55,8 @@ export async function open(root, { options }, remember) {
     const timeframes = [...new Set(rows.map((r) => r.timeframe))].sort((a, b) => seconds(a) - seconds(b));
     const stale = h("input", { type: "checkbox", onchange: () => change("stale", stale.checked ? "1" : "") });
     stale.checked = Boolean(asked.stale);
-    toolbar.replaceChildren(h("span", { class: "field" }, h("label", { for: "search" }, "Coin"), " ", search),
-      ...(markets.length > 1 ? [select("Market", markets.map((m) => [m, MARKETS[m]]), asked.market, pick)] : []),
+    for (const other of [...toolbar.children]) if (!other.contains(search)) other.remove(); // whoever types there goes on
+    toolbar.append(...(markets.length > 1 ? [select("Market", markets.map((m) => [m, MARKETS[m]]), asked.market, pick)] : []),
       select("Candles", [["", "all"], ...timeframes.map((t) => [t, t])], asked.timeframe, (v) => change("timeframe", v)),
       select("Verdict", [["", "all"], ...VERDICTS.map((v) => [v, v])], asked.verdict, (v) => change("verdict", v)),
       select("Sort by", ORDERS.map((o) => [o.key, o.order || o.label]), asked.sort, (v) => { asked.turned = ""; change("sort", v); }),
@@ -73,9 +75,19 @@ export async function open(root, { options }, remember) {
 
   async function pick(market) {
     Object.assign(asked, { market, timeframe: "" });
-    await load();
+    list.setAttribute("aria-busy", "true");
+    let fault = null;
+    try {
+      if (!(await load())) return;
+    } catch (error) {
+      if (asked.market !== market) return;
+      fault = problem(messageOf(error));
+    }
+    list.removeAttribute("aria-busy");
+    asked.market = found.market; // after a fault the one before is still shown
     controls();
-    change("market", market);
+    change("market", asked.market);
+    if (fault) notices.prepend(fault);
   }
 
   function pinButton(row) {
@@ -94,7 +106,7 @@ export async function open(root, { options }, remember) {
     if (remembered(VIEW, "table") === "cards") return h("ul", { class: "grid" }, ordered.map((row) => seriesCard(row, pinButton(row))));
     const [coin, ...rest] = COLUMNS;
     const columns = [{ ...coin, cell: (row) => [pinButton(row), " ", coin.cell(row)] }, ...rest];
-    return table({ caption: `Series of ${MARKETS[asked.market]}`, columns, rows: ordered, sort, onsort: sortBy, first: isPinned });
+    return table({ caption: `Series of ${MARKETS[found.market]}`, columns, rows: ordered, sort, onsort: sortBy, first: isPinned });
   }
 
   function show() {
@@ -107,7 +119,7 @@ export async function open(root, { options }, remember) {
     shown.textContent = `${kept.length} of ${count(rows.length, "series", "series")}${cameTrue(kept)}`;
     notices.replaceChildren(...notes(found));
     toolbar.hidden = shown.hidden = rows.length === 0;
-    links.replaceChildren(...(rows.length ? [downloads(ask("/api/overview", { market: asked.market }), "the overview")] : []));
+    links.replaceChildren(...(rows.length ? [downloads(ask("/api/overview", { market: found.market }), "the overview")] : []));
   }
 
   function nothingFound() {
@@ -116,6 +128,7 @@ export async function open(root, { options }, remember) {
       : "No series fits the search and the filters. ", button("Show all", clear));
   }
 
+  toolbar.append(h("span", { class: "field" }, h("label", { for: "search" }, "Coin"), " ", search));
   await load();
   controls();
   show();

@@ -9,7 +9,7 @@ const VIEWS = ["overview", "series", "models", "runs"];
 const PATIENCE_MS = 150; // the view before stays so long, then the page says that the next one is loading
 const root = document.getElementById("view");
 let shown = null; // {title, refresh, keys, shown, close}; null while one is on its way, and where there is none
-let turn = 0;
+let turn = 0, opening = null; // the view that was opened last, until it is shown
 
 function decoded(part) {
   try {
@@ -29,12 +29,14 @@ function parse(hash) {
   return { redirect: `#/series/${[view, ...parts].map(encodeURIComponent).join("/")}` };
 }
 
-async function open() {
+function open() {
   const route = parse(location.hash);
-  if (route.redirect) {
-    location.replace(route.redirect);
-    return;
-  }
+  if (!route.redirect) return (opening = openView(route));
+  location.replace(route.redirect);
+  return opening;
+}
+
+async function openView(route) {
   const mine = (turn += 1);
   for (const link of document.querySelectorAll("[data-view]")) {
     if (link.dataset.view === route.view) link.setAttribute("aria-current", "page");
@@ -46,8 +48,11 @@ async function open() {
   const wait = setTimeout(() => { if (mine === turn) { leave(); root.replaceChildren(loading()); } }, PATIENCE_MS);
   try {
     const { open: build } = await fetched(import(`./${route.view}.js`));
-    const made = await build(next, route, remember);
-    if (mine !== turn) return; // another view was opened meanwhile
+    const made = await build(next, route, (options) => { if (mine === turn) remember(options); });
+    if (mine !== turn) { // another view was opened meanwhile
+      made.close?.();
+      return;
+    }
     leave();
     shown = made;
   } catch (error) {
@@ -67,10 +72,7 @@ async function open() {
   }
 }
 
-// Where nothing could be shown before.
-async function openAgain() {
-  if (!root.hasAttribute("aria-busy")) await open();
-}
+const isOpening = () => root.hasAttribute("aria-busy");
 
 function leave() {
   shown?.close?.();
@@ -85,18 +87,19 @@ function remember(options) {
 }
 
 async function changed(parts) {
-  if (!shown) {
-    await openAgain();
+  if (!shown && !isOpening()) { // nothing could be shown before
+    await open();
     return;
   }
-  if (await shown.refresh(parts)) announce(`Updated: ${[...parts].join(", ")}.`);
+  while (isOpening()) await opening; // it may have asked before the change
+  if (await shown?.refresh(parts)) announce(`Updated: ${[...parts].join(", ")}.`);
 }
 
 function fault(error) {
   const known = document.getElementById("fault");
   if (!error) {
     known?.remove();
-    if (known && !shown) openAgain();
+    if (known && !shown && !isOpening()) open();
   } else if (!known) {
     const text = `${messageOf(error)} This page asks again every ${published ? "5 minutes" : "10 seconds"}.`;
     root.before(h("p", { id: "fault", class: "card problem", role: "alert" }, marked(text)));

@@ -15,7 +15,7 @@ export function pastForecasts(onpick, onmore) {
   const newest = button("Newest", () => go(issues.length - 1), { "aria-keyshortcuts": "n" });
   const box = h("div", { class: "past", role: "group", "aria-label": "earlier forecasts" },
     older, h("label", { for: "past" }, "Forecast"), slider, newer, newest, told);
-  let issues = [], at = 0, timer = 0, isAll = false;
+  let issues = [], at = 0, timer = 0, isAll = false, turn = 0, asking = null;
 
   function say() {
     const issue = issues[at];
@@ -28,7 +28,12 @@ export function pastForecasts(onpick, onmore) {
   }
 
   async function go(to) {
-    if (to < 0 && !isAll) to += await more();
+    const mine = (turn += 1);
+    if (to < 0 && !isAll) {
+      asking ||= more().finally(() => { asking = null; });
+      to += await asking;
+      if (mine !== turn) return; // another was chosen meanwhile
+    }
     at = Math.max(0, Math.min(issues.length - 1, to));
     say();
     clearTimeout(timer);
@@ -42,6 +47,7 @@ export function pastForecasts(onpick, onmore) {
     issues = [...found, ...issues];
     at += found.length;
     slider.max = String(issues.length - 1);
+    say();
     return found.length;
   }
 

@@ -30,21 +30,25 @@ export function figure(path, { min = "16rem" } = {}) {
   const note = h("figcaption", { class: "note" });
   const wait = loading();
   const frame = h("figure", { "aria-busy": "true" }, wait, host, note, fault);
+  let turn = 0;
 
   async function load() {
-    const asked = path();
+    window.addEventListener("cpb-theme", again); // not before it is on the page, and once, however often it is said
+    const asked = path(), mine = (turn += 1);
+    const isNewest = () => mine === turn && asked === path();
     frame.hidden = !asked;
     if (!asked) { frame.removeAttribute("aria-busy"); return; }
     frame.setAttribute("aria-busy", "true");
     try {
       const found = await get(asked);
-      if (asked !== path()) return; // something else was chosen meanwhile
+      if (!isNewest()) return; // something else was chosen meanwhile
       await draw(host, found);
       if (found.layout.height) host.style.minHeight = ""; // which kept the place of a figure that is lower
       note.textContent = found.layout.meta?.note || "";
       host.hidden = false;
       fault.hidden = true;
     } catch (error) {
+      if (!isNewest()) return;
       host.hidden = true;
       fault.replaceChildren(...sentence(messageOf(error)));
       fault.hidden = false;
@@ -54,7 +58,6 @@ export function figure(path, { min = "16rem" } = {}) {
   }
 
   const again = () => { if (host.isConnected) load(); else window.removeEventListener("cpb-theme", again); };
-  window.addEventListener("cpb-theme", again);
   return { frame, load };
 }
 

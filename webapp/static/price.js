@@ -1,8 +1,8 @@
 // The price chart: 500 candles at first and more at the left edge; pan, zoom and crosshair by mouse, fingers and keys.
 
-import { get, ofSeries, published } from "./api.js";
+import { get, messageOf, ofSeries, published } from "./api.js";
 import { crosshair } from "./crosshair.js";
-import { h, loading } from "./dom.js";
+import { h, loading, sentence } from "./dom.js";
 import { seconds } from "./format.js";
 import { targetAndStop } from "./lines.js";
 import { draw, theme } from "./plot.js";
@@ -22,14 +22,23 @@ export function priceChart(series, readout, { asked, onchosen }) {
   const chances = touchChances(series);
   const cross = crosshair(host, readout, chances);
   const lines = targetAndStop(series, host, { asked, onchosen, onleft: fitLines });
-  const state = { limit: FIRST, forecast: { steps: [], last_close: null }, issuedAt: null, until: null, range: null, width: null, x: [], asking: false, bound: false, load: 0 };
+  const state = { limit: FIRST, forecast: { steps: [], last_close: null }, issuedAt: null, until: null, range: null, width: null, x: [], asking: false, bound: false, load: 0, loading: null, held: null };
   const candle = 1000 * seconds(series.timeframe);
 
-  async function load() {
+  // Resolves once what was asked for last is drawn.
+  function load() {
+    return (state.loading = loadNewest());
+  }
+
+  async function loadNewest() {
     const mine = (state.load += 1);
     const path = ofSeries("figures/forecast", series, { limit: state.limit, until: state.until, issued_at: state.issuedAt, theme: theme() });
-    const figure = await get(path);
-    if (mine !== state.load) return; // another was asked for meanwhile
+    const figure = await get(path).catch((error) => { if (mine === state.load) throw error; });
+    await state.held;
+    if (mine !== state.load) { // another was asked for meanwhile
+      await state.loading;
+      return;
+    }
     const { layout } = figure;
     const candles = figure.data.find((trace) => trace.type === "candlestick");
     state.x = candles ? candles.x.map(Date.parse) : [];
@@ -78,7 +87,10 @@ export function priceChart(series, readout, { asked, onchosen }) {
     host.on("plotly_relayout", (event) => {
       if (event["xaxis.range[0]"] !== undefined) moved([instant(event["xaxis.range[0]"]), instant(event["xaxis.range[1]"])]);
     });
-    host.on("plotly_relayouting", cross.hide);
+    host.on("plotly_relayouting", (event) => {
+      if (event["xaxis.range[0]"] !== undefined) state.range = [instant(event["xaxis.range[0]"]), instant(event["xaxis.range[1]"])];
+      cross.hide();
+    });
     host.on("plotly_afterplot", () => { cross.hide(); lines.place(); }); // the price axis may have moved under it
     host.on("plotly_doubleclick", home);
     pointers(host, { ...cross, grip });
@@ -93,9 +105,17 @@ export function priceChart(series, readout, { asked, onchosen }) {
     const wantsNewer = state.until && range[1] > state.x.at(-1) - NEAR * width && Date.parse(state.until) < Date.now();
     if ((!wantsOlder && !wantsNewer) || state.asking) return;
     state.asking = true;
+    const { forecast, limit, until } = state;
     if (wantsOlder) state.limit = Math.min(MOST, state.limit + MORE);
     if (wantsNewer) { state.until = iso(Date.parse(state.until) + FIRST * candle); state.limit = Math.min(MOST, state.limit + FIRST); }
-    try { await load(); } finally { state.asking = false; }
+    try {
+      await load();
+    } catch (error) {
+      if (state.forecast === forecast) Object.assign(state, { limit, until }); // the next move asks again
+      readout.replaceChildren(...sentence(messageOf(error)));
+    } finally {
+      state.asking = false;
+    }
   }
 
   async function fitPrices(range) {
@@ -155,6 +175,19 @@ export function priceChart(series, readout, { asked, onchosen }) {
     action();
   });
 
+  // While the mouse holds the chart nothing is drawn anew: plotly would lose the drag.
+  host.addEventListener("mousedown", () => {
+    const heard = new AbortController();
+    state.held = new Promise((release) => {
+      const end = ({ type, buttons }) => {
+        if (type === "mousemove" && buttons) return; // without: it was let go outside of the window
+        heard.abort();
+        setTimeout(release); // after plotly's last move
+      };
+      for (const type of ["mouseup", "mousemove"]) window.addEventListener(type, end, { capture: true, signal: heard.signal });
+    });
+  }, true);
+
   // Another forecast: the newest with what is newest, or an earlier one with what came after it.
   async function choose(forecast, isNewest) {
     const width = state.range && state.range[1] - state.range[0];
@@ -165,27 +198,31 @@ export function priceChart(series, readout, { asked, onchosen }) {
       state.width = width;
     }
     host.setAttribute("aria-busy", "true");
+    await drawn(forecast, isNewest);
+  }
+
+  // The same view of what is newer; a view that was not moved follows the newest candle.
+  async function renew(forecast) {
+    if (state.issuedAt) { // the newest is chosen already, but not drawn
+      await choose(forecast, true);
+      return;
+    }
+    state.forecast = forecast;
+    await drawn(forecast, true);
+  }
+
+  async function drawn(forecast, isNewest) {
     try {
-      await drawn(forecast, isNewest);
+      await chances.load(forecast, isNewest);
+      if (state.forecast !== forecast) return; // another was chosen meanwhile
+      await lines.load(forecast, chances.found());
+      if (state.forecast === forecast) await load();
     } finally {
       if (state.forecast === forecast) {
         wait.remove();
         host.removeAttribute("aria-busy");
       }
     }
-  }
-
-  // The same view of what is newer; a view that was not moved follows the newest candle.
-  async function renew(forecast) {
-    state.forecast = forecast;
-    await drawn(forecast, true);
-  }
-
-  async function drawn(forecast, isNewest) {
-    await chances.load(forecast, isNewest);
-    if (state.forecast !== forecast) return; // another was chosen meanwhile
-    await lines.load(forecast, chances.found());
-    if (state.forecast === forecast) await load();
   }
 
   return { host, lines: lines.box, load, renew, choose, pan, zoom, home, loaded: () => state.x.length };

@@ -20,13 +20,14 @@ export function recordCard(series) {
     note, rates, h("div", { class: "pair" }, time.frame, coverage.frame), tables);
 
   async function load(newest) {
-    await fill(note, () => scores(newest));
+    await fill(note, (isNewest) => scores(newest, isNewest));
     await time.load();
     await coverage.load();
   }
 
-  async function scores(newest) {
+  async function scores(newest, isNewest) {
     const ledger = newest && await maybe(ofSeries("ledger", series, { limit: 0 }));
+    if (!isNewest()) return;
     entries = ledger ? ledger.record : [];
     const own = entries.filter((e) => e.kind === "series");
     shown = own.find((e) => e.live) || own[0] || null;

@@ -19,8 +19,8 @@ export async function watch({ onchange, onfault }) {
       const due = Date.now() - newest > ALL_MS;
       const changed = Object.keys(now).filter((part) => due || now[part] !== known[part]);
       if (changed.length) {
-        newest = Date.now();
         await onchange(new Set(changed));
+        newest = Date.now();
       }
       known = now; // not before: what could not be loaded is asked for again
     } catch (error) {

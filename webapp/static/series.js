@@ -32,24 +32,34 @@ export async function open(root, route, remember) {
 
   // `issue` null: the series has candles only.
   async function show(issue, isNewest) {
-    const forecast = issue ? await get(ofSeries("forecast", series, isNewest ? {} : { issued_at: issue.issued_at })) : { steps: [], last_close: null };
-    if (issue && past.shown() !== issue) return; // the slider has moved on
+    let forecast = { steps: [], last_close: null };
+    try {
+      if (issue) forecast = await get(ofSeries("forecast", series, isNewest ? {} : { issued_at: issue.issued_at }));
+    } catch (error) {
+      if (!isChosen(issue)) return;
+      for (const place of [parts.head, parts.numbers, chart.host]) {
+        place.querySelector(".loading")?.remove();
+        place.removeAttribute("aria-busy");
+      }
+      throw error;
+    }
+    if (!isChosen(issue)) return; // the slider has moved on
     heading(parts.head, series, issue && forecast, issue, isNewest);
     parts.numbers.replaceChildren(issue ? numbers(forecast) : "");
     parts.links.replaceChildren(files(series, issue, isNewest));
-    try {
-      await chart.choose(forecast, isNewest);
-    } catch (error) {
-      readout.replaceChildren(...sentence(messageOf(error)));
-    }
+    await chart.choose(forecast, isNewest).catch(tell);
   }
+
+  // By its time: a list that was asked for again has other objects.
+  const isChosen = (issue) => !issue || past.shown()?.issued_at === issue.issued_at;
+  const tell = (error) => readout.replaceChildren(...sentence(messageOf(error)));
 
   // Null: they could not be had.
   async function earlier(first) {
     try {
       return (await issues(series, new Date(Date.parse(first.issued_at) - 1).toISOString())).forecasts;
     } catch (error) {
-      readout.replaceChildren(...sentence(messageOf(error)));
+      tell(error);
       return null;
     }
   }
@@ -62,17 +72,13 @@ export async function open(root, route, remember) {
   }
 
   const first = await load();
-  const onTheme = () => { if (chart.host.isConnected) chart.load(); };
+  const onTheme = () => { if (chart.host.isConnected) chart.load().catch(tell); };
   window.addEventListener("cpb-theme", onTheme);
   return {
     title: seriesName(series),
     keys: { "[": past.older, "]": past.newer, n: past.newest },
     async shown() { // plotly measures what is on the page
       await fill(parts.head, () => show(first.newest, true));
-      for (const place of [parts.numbers, chart.host]) { // of a forecast that could not be had
-        place.querySelector(".loading")?.remove();
-        place.removeAttribute("aria-busy");
-      }
       await record.load(first.newest);
       await decisions.load();
     },
@@ -92,7 +98,7 @@ export async function open(root, route, remember) {
   // Loads the newest forecast again and keeps the reader's view.
   async function renew(issue) {
     const forecast = issue ? await get(ofSeries("forecast", series)) : { steps: [], last_close: null };
-    if (issue && past.shown() !== issue) return; // the reader has gone to an earlier one
+    if (!isChosen(issue)) return; // the reader has gone to an earlier one
     heading(parts.head, series, issue && forecast, issue, true);
     parts.numbers.replaceChildren(issue ? numbers(forecast) : "");
     await chart.renew(forecast);

@@ -11,7 +11,7 @@ const GAP_PX = 6; // between the fan and the labels
 const NARROW_PX = 600; // of a chart whose labels have no room for the word beside the fan
 
 export function touchChances(series) {
-  let stops = [], note = null, forecast = null, issued = 0, timer = 0, wanted = null;
+  let stops = [], note = null, forecast = null, issued = 0, timer = 0, turn = 0;
 
   // Only the newest forecast has chances, and only where its model has a table of extremes.
   async function load(shown, isNewest) {
@@ -57,12 +57,12 @@ export function touchChances(series) {
 
   // Answers with lines once the price has rested: by the time, if a step ends then, else by the last step.
   function ask(price, when, answer) {
-    clearTimeout(timer);
-    wanted = price;
+    forget();
+    const mine = turn;
     if (!stops.length) return;
     timer = setTimeout(async () => {
       const [{ touch }, { above }] = await Promise.all(["touch", "above"].map((part) => get(ofSeries(part, series, { price })).catch(() => ({ touch: [], above: [] }))));
-      if (wanted !== price || !touch.length) return; // the crosshair has moved on
+      if (mine !== turn || !touch.length) return; // the crosshair has moved on
       const until = (chances) => chances.find((each) => Date.parse(each.by) === when) || chances.at(-1);
       const words = [[touch, "reached by"], [above, "closes above at"]].filter(([chances]) => chances.length);
       answer(words.map(([chances, what]) => `${what} ${byTime(until(chances).by, issued)}: ${chance(until(chances).probability)}`));
@@ -71,7 +71,7 @@ export function touchChances(series) {
 
   function forget() {
     clearTimeout(timer);
-    wanted = null;
+    turn += 1;
   }
 
   return { load, found: () => ({ stops, note }), room, marks, told, ask, forget, trace: () => ({ x: stops.map((stop) => stop.by), y: stops.map((stop) => stop.price) }) };
