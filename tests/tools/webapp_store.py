@@ -93,9 +93,9 @@ def fill(home, series=BTC, price=108_000.0, rows=300, open_end=True, seed=0, sta
     """
     close = write_candles(home, series, rows, price, seed, start=start)
     newest = rows - 1 if open_end else rows - 8
-    for last_row in range(newest - 60, newest + 1, 4):
-        rows_of = forecast_at(series, last_row, close, start=start, **made)
-        append(home, series.market, "forecasts", {series: rows_of})
+    origins = range(newest - 60, newest + 1, 4)
+    forecasts = pl.concat([forecast_at(series, row, close, start=start, **made) for row in origins])
+    append(home, series.market, "forecasts", {series: forecasts})
     score_due(home, [series], start + timedelta(seconds=series.seconds * rows))
     return close
 

@@ -131,11 +131,10 @@ def test_what_is_stale_is_one_sentence_with_a_command_to_copy(open_page, filled)
     )
 
 
-@pytest.mark.parametrize(("width", "tallest"), [(1440, 2700), (390, 4 * 900)])
-def test_forty_series_take_three_screens_and_no_sideways_scrolling(
-    open_page, touchable, tmp_path, width, tallest
-):
-    home = tmp_path / "forty"
+@pytest.fixture(scope="module")
+def forty(touchable, tmp_path_factory):
+    """A home with forecasts of forty series."""
+    home = tmp_path_factory.mktemp("forty") / "home"
     shutil.copytree(touchable, home)
     for i in range(37):
         fill(
@@ -145,7 +144,12 @@ def test_forty_series_take_three_screens_and_no_sideways_scrolling(
             rows=100,
             seed=i,
         )
-    page = open_page(home, viewport={"width": width, "height": 900})
+    return home
+
+
+@pytest.mark.parametrize(("width", "tallest"), [(1440, 2700), (390, 4 * 900)])
+def test_forty_series_take_three_screens_and_no_sideways_scrolling(open_page, forty, width, tallest):
+    page = open_page(forty, viewport={"width": width, "height": 900})
     expect(page.locator(ROWS)).to_have_count(40)
     assert page.evaluate("document.documentElement.scrollHeight") <= tallest
     assert page.locator(".series .scroll").evaluate("e => e.scrollWidth <= e.clientWidth")
