@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 
 import pytest
 import yaml
@@ -72,15 +71,14 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cpb(home):
+def cpb(home, forking):
     """Types a command with --json where `cpb demo` has run; returns its exit code and its object."""
 
     def typed(command):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CPB_HOME", str(home / "data"))
             patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-            patch.setenv("PYTHONPATH", str(ROOT))
-            words = [sys.executable, "-m", "flows.cli", *shlex.split(command)[1:], "--json"]
+            words = [forking / "cpb", *shlex.split(command)[1:], "--json"]
             done = subprocess.run(words, cwd=home, capture_output=True, text=True, check=False, timeout=600)
         return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
@@ -102,6 +100,7 @@ OPTIONS = {
     "cpb ledger": "--market sim",
     "cpb ingest": "--source sim --coins BTC --timeframes 1h --since 2025-01",
     "cpb publish": "--dry-run --market sim",
+    "cpb doctor": "--quick",
 }
 """What each command of the table takes after `cpb demo`."""
 

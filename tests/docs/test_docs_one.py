@@ -129,12 +129,12 @@ def test_forecast_chances_and_score_are_those_of_the_steps_of_training(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not MARKET.is_dir(), reason="there are no real klines here")
-def test_real_bitcoin_is_as_cpb_train_has_it(one, tmp_path):
+def test_real_bitcoin_is_as_cpb_train_has_it(one, tmp_path, forking):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "CPB_HOME": str(tmp_path / "data")}
+    environment |= {"CPB_HOME": str(tmp_path / "data")}
     words = f"train BTC 1h --arch robust-har --dtype float64 --source {MARKET} --device cpu --json"
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *words.split()],
+        [forking / "cpb", *words.split()],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 
 import pytest
 
@@ -28,12 +27,12 @@ def read(line):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not MARKET.is_dir(), reason="needs ../shared/market")
-def test_the_first_command_prints_what_stands_under_it(tmp_path):
+def test_the_first_command_prints_what_stands_under_it(tmp_path, forking):
     def cpb(*words):
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *words, *AS_OF],
+            [forking / "cpb", *words, *AS_OF],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "CPB_HOME": str(tmp_path / "data"), "COLUMNS": "80"},
+            env={**os.environ, "CPB_HOME": str(tmp_path / "data"), "COLUMNS": "80"},
             capture_output=True,
             text=True,
             check=False,

@@ -7,7 +7,6 @@ import io
 import os
 import shutil
 import subprocess
-import sys
 import tomllib
 from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
@@ -22,7 +21,7 @@ from tasks.forecasting.months import latest
 from tasks.forecasting.price_chances import chances_of
 from tasks.market import simulator
 from tasks.market.klines import read_klines
-from tests.tools.doc_blocks import EXECUTED, ROOT, blocks
+from tests.tools.doc_blocks import EXECUTED, blocks
 from tests.tools.fake_hub import TOKEN, fake_hub
 
 BY_PAGE: dict[str, list] = {}
@@ -63,9 +62,9 @@ append(Path("data"), "spot", "scores", {coin: due.select(*LEDGER_SCHEMA)})
 """
 
 
-def cpb(folder, environment, *words):
+def cpb(program, folder, environment, *words):
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *words],
+        [program, *words],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -76,7 +75,7 @@ def cpb(folder, environment, *words):
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory):
+def place(tmp_path_factory, forking):
     """A reader's folder with champions of BTC and ETH, published, and candles in files; and the Hub's variables."""
     folder = tmp_path_factory.mktemp("reader")
     until = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -88,12 +87,22 @@ def place(tmp_path_factory):
             for name, value in os.environ.items()
             if not name.startswith(("CPB_", "MLFLOW_TRACKING"))
         }
-        environment = kept | of_hub | {"PYTHONPATH": str(ROOT)}
+        environment = kept | of_hub
         scope = ("--coins", "BTC,ETH", "--timeframes", "1h", "--source", url)
-        cpb(folder, environment, "train-all", *scope, "--preset", "smoke", "--architectures", "har")
+        cpb(
+            forking / "cpb",
+            folder,
+            environment,
+            "train-all",
+            *scope,
+            "--preset",
+            "smoke",
+            "--architectures",
+            "har",
+        )
         patch.chdir(folder)
         exec(DUE, {})
-        cpb(folder, environment, "publish", "--repo", "USER/NAME")
+        cpb(forking / "cpb", folder, environment, "publish", "--repo", "USER/NAME")
         candles = read_klines(folder / "data", SeriesId("spot", "BTCUSDT", "1h"))
         plain = candles.select("open_time", "open", "high", "low", "close", "volume")
         plain.with_columns(pl.col("open_time").dt.epoch("ms")).write_csv(folder / "candles.csv")
