@@ -33,7 +33,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from itertools import count
@@ -44,6 +43,7 @@ from unittest.mock import patch
 import numpy as np
 import psutil
 
+from benchmarks._clients import Times, ask_each, ask_times, get, load
 from benchmarks._live_record import HOUR, hourly_forecasts, store_candles, walk
 from benchmarks._paired import main
 from cpbmodels import Series, train_fleet
@@ -57,8 +57,6 @@ from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, 
 from webapp.app import create_app
 
 FIRST = datetime(2024, 1, 10, tzinfo=UTC)
-Times = list[tuple[str, float, int]]
-"""Address, seconds and bytes of every answer."""
 
 
 def fill(home: Path, series: Sequence[SeriesId], days: int, **options: Any) -> None:
@@ -101,33 +99,6 @@ def service(home: Path) -> Iterator[tuple[int, psutil.Process]]:
     finally:
         process.terminate()
         process.wait(20)
-
-
-def get(connection: http.client.HTTPConnection, path: str) -> tuple[str, float, int]:
-    """Ask once, read the answer to its end, and return the route's name, seconds and bytes."""
-    begun = time.perf_counter()
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    size = len(answer.read())
-    assert answer.status == 200, (answer.status, path)
-    return "/".join(path.partition("?")[0].split("/")[:3]), time.perf_counter() - begun, size
-
-
-def load(port: int, paths: list[str], clients: int, seconds: float, pause: float) -> Times:
-    """Ask from so many clients side by side, each at most once in `pause` seconds."""
-    turns, start = count(), time.perf_counter()
-
-    def client(number: int) -> Times:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        times, due = [], start + pause * number / clients
-        while due < start + seconds:
-            time.sleep(max(0.0, due - time.perf_counter()))
-            times.append(get(connection, paths[next(turns) % len(paths)]))
-            due = max(due + pause, time.perf_counter())
-        return times
-
-    with ThreadPoolExecutor(clients) as pool:
-        return [timing for timings in pool.map(client, range(clients)) for timing in timings]
 
 
 def row(times: Times, seconds: float) -> dict[str, float]:
@@ -346,31 +317,10 @@ def written(args: argparse.Namespace) -> dict[str, Any]:
     return rows
 
 
-def ask_each(port: int, paths: Sequence[str]) -> Times:
-    """Ask for each path in turn, on one connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    return [get(connection, path) for path in paths]
-
-
-def ask_times(port: int, paths: Sequence[str], clients: int, times: int) -> Times:
-    """Ask so often for the paths in turn, from so many clients side by side, five times a second each."""
-
-    def client(number: int) -> Times:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        answers = []
-        for turn in range(number, times, clients):
-            answers.append(get(connection, paths[turn % len(paths)]))
-            time.sleep(0.2)
-        return answers
-
-    with ThreadPoolExecutor(clients) as pool:
-        return [timing for timings in pool.map(client, range(clients)) for timing in timings]
-
-
 def runs(args: argparse.Namespace) -> dict[str, Any]:
     series = [SeriesId("spot", f"C{i:02d}USDT", "1h") for i in range(args.series)]
     rows = {}
-    for nights in (1, args.nights):
+    for nights in dict.fromkeys((1, args.nights)):
         with tempfile.TemporaryDirectory() as folder:
             home = Path(folder)
             fill_store(home, series, nights)

@@ -16,7 +16,7 @@ def test_every_answer_of_the_service_is_counted(capsys):
         "--series",
         "2",
         "--days",
-        "20",
+        "4",
         "--seconds",
         "1",
         "--times",
