@@ -175,11 +175,23 @@ def by_pipx(folder, wheels, source):
     return Installed(folder, folder / "pipx/venvs/cpb-forecast", folder / "bin")
 
 
+def missing(packages):
+    """The clone's files that are not in the folder of an environment's packages."""
+    have = {path.relative_to(packages).as_posix() for path in packages.rglob("*")}
+    kinds = (".py", ".js", ".css", ".html", ".svg")
+    files = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in kinds]
+    assert len(files) > 180
+    return {path.relative_to(ROOT).as_posix() for path in files} - have
+
+
 @pytest.mark.parametrize("way", [by_folder, by_editable, by_sdist, by_git, by_uv, by_pipx])
-def test_the_demo_runs_however_cpb_was_installed(way, tmp_path, wheels, source):
+def test_a_training_runs_however_cpb_was_installed(way, tmp_path, wheels, source):
+    """Every file is there, and one model goes all the way; the demo runs in `installed`."""
     made = way(tmp_path, wheels, source)
-    made.cpb("demo")
-    assert len(made.json("champions", "--market", "sim")["champions"]) == 4
+    assert not missing(source if way is by_editable else made.packages)
+    words = "--source sim --coins BTC --timeframes 1h --preset smoke --architectures gru"
+    made.cpb("train-all", *words.split())
+    assert len(made.json("champions", "--market", "sim")["champions"]) == 1
     (published,) = made.share.glob("data/**/hub/cpbmodels-*.whl")
     assert published.read_bytes() == light_wheel().data  # the clone's own build: the same bytes
 
@@ -249,11 +261,7 @@ def test_every_module_and_file_is_in_the_environment_and_none_of_the_clone_is_us
         check=True,
     )
     assert all(Path(line).is_relative_to(installed.packages) for line in shown.stdout.split())
-    have = {path.relative_to(installed.packages).as_posix() for path in installed.packages.rglob("*")}
-    kinds = (".py", ".js", ".css", ".html", ".svg")
-    files = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in kinds]
-    assert len(files) > 180
-    assert not {path.relative_to(ROOT).as_posix() for path in files} - have
+    assert not missing(installed.packages)
 
 
 def test_the_demo_leaves_everything_in_the_users_folder_and_nothing_in_the_current_one(installed):
