@@ -13,6 +13,7 @@ from tasks.backtesting import audit
 from tasks.storage.records import file_digest
 from tasks.training.shard import prepare, read_result
 from tasks.training.shard_training import train_job
+from tests.tools.in_process import serve_here
 from tests.tools.known_markets import TINY, A, B, busy_hours
 
 KLINES = {A: busy_hours(4000, 0), B: busy_hours(4000, 1)}
@@ -33,11 +34,16 @@ def broken(spec, engine, job, progress):
 
 @pytest.fixture
 def asked(home, records, monkeypatch, tmp_path):
-    """Return what runs a backtest of the records: (the step train, options) -> (answer, lines for people)."""
+    """Return what runs a backtest of the records: (the step train, options) -> (answer, lines for people).
+
+    processes: judge in processes of their own, as a user's backtest does.
+    """
     monkeypatch.setenv("CPB_HOME", str(home))
     monkeypatch.setattr(audit, "read_klines", lambda home, series, since, as_of: KLINES[series])
 
-    def run(train, series=records, **options):
+    def run(train, series=records, *, processes=False, **options):
+        if not processes:  # which start in two seconds each
+            serve_here(monkeypatch)
         monkeypatch.setattr(flows.backtest, "ingest_scope", lambda *_: ())
         monkeypatch.setattr(flows.backtest, "write_columns", lambda *_: series)
         monkeypatch.setattr(flows.backtest, "train", train)
@@ -56,7 +62,7 @@ def asked(home, records, monkeypatch, tmp_path):
 
 
 def test_everything_promised_is_written_and_a_series_without_folds_is_named(asked, tmp_path):
-    answer, said = asked(in_process)
+    answer, said = asked(in_process, processes=True)
     out = tmp_path / "out"
     assert set(answer["pooled"]) == {"random-walk", "robust-har", "har", "har-universal"}
     assert [(f["symbol"], f["step"]) for f in answer["failures"]] == [("TINYUSDT", "plan")]
