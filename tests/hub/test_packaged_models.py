@@ -18,20 +18,46 @@ from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_pa
 from tasks.tracking.store import open_store, take_store
 from tasks.verify.models import packaged_behind, packaged_differences
 from tasks.verify.verification import verify_all
+from tests.tools.copied_store import record_place
 from tests.tools.hub_models import series as walk
 from tests.tools.hub_models import trained
+from tests.tools.mlflow_engines import close_connections
 from tests.tools.verifying import verify_champions
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 
 
+def use(patch, place):
+    patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlflow.db")
+    patch.setenv("CPB_HOME", str(place / "data"))
+
+
+def with_champions(place, number):
+    """A folder with a home and a store with two champions, to be copied."""
+    with pytest.MonkeyPatch.context() as patch:
+        use(patch, place)
+        for series in (BTC, ETH):
+            succeed(open_store(), add_version(place, series, number))
+        close_connections(open_store().uri)
+    return place
+
+
+@pytest.fixture(scope="module")
+def champion_store(tmp_path_factory):
+    return with_champions(tmp_path_factory.mktemp("champions"), 1)
+
+
+@pytest.fixture(scope="module")
+def other_store(tmp_path_factory):
+    return with_champions(tmp_path_factory.mktemp("others"), 3)
+
+
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(champion_store, tmp_path, monkeypatch):
     """A home without a packaged folder, and a store with two champions."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
-    for series in (BTC, ETH):
-        succeed(open_store(), add_version(tmp_path, series))
+    shutil.copytree(champion_store, tmp_path, dirs_exist_ok=True)
+    record_place(tmp_path / "mlflow.db")
+    use(monkeypatch, tmp_path)
     return tmp_path / "data"
 
 
@@ -155,15 +181,12 @@ def test_a_folder_with_a_file_of_a_person_is_not_replaced(home, monkeypatch, cap
 
 
 @pytest.fixture
-def foreign(home, monkeypatch):
+def foreign(home, other_store, monkeypatch):
     """Serve from the home, then name another store, with other weights under the same versions."""
     own = [model.weights_sha256 for model in serving(home, "spot")[0]]
+    shutil.copytree(other_store, home.parent / "other")
+    record_place(home.parent / "other/mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.parent}/other/mlflow.db")
-    monkeypatch.setenv("CPB_HOME", str(home.parent / "home of the other"))
-    (home.parent / "other").mkdir()
-    for series in (BTC, ETH):
-        succeed(open_store(), add_version(home.parent / "other", series, 3))
-    monkeypatch.setenv("CPB_HOME", str(home))
     return own
 
 
