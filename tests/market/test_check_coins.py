@@ -11,14 +11,22 @@ from schemas.identity import SeriesId
 from schemas.scope import ScopeSpec
 from tasks.market.listing import check_coins
 
+HEAVY = {"mlflow", "sqlalchemy", "prefect", "torch", "tasks.steps", "flows.train_all"}
 LOADED = """
-import sys
+import json, os, sys
 from flows import cli
-try:
-    cli.main()
-except SystemExit as end:
-    print(end.code or 0, *sys.modules)
+import flows.cli.app, flows.cli.train, tasks.market.listing
+for words in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        sys.argv = ["cpb", *words]
+        try:
+            cli.main()
+        except SystemExit as end:
+            print(end.code or 0, *sys.modules, flush=True)
+        os._exit(0)
+    os.wait()
 """
+"""Each command in a child of its own, which has what every one of them imports."""
 
 
 @pytest.fixture
@@ -62,15 +70,22 @@ def test_offline_the_stored_candles_tell(mirror, tmp_path):
     check_coins(ScopeSpec(coins="ETX", offline=True, market="um"))
 
 
-@pytest.mark.parametrize(
-    "words", [["train-all"], ["train", "--arch", "har"], ["tune", "--arch", "har"], ["backtest"]]
-)
-def test_trainings_refuse_it_before_they_load_their_libraries(mirror, tmp_path, words):
-    scope = ["--coins", "BTX", "--timeframes", "1h"] if words != ["train", "--arch", "har"] else ["BTX", "1h"]
-    command = [sys.executable, "-c", LOADED, *words, *scope, "--source", str(mirror), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
-    *_, answer, last = done.stdout.splitlines()
-    code, *modules = last.split()
-    assert (int(code), json.loads(answer)["code"]) == (2, "coins"), done.stderr
-    assert not {"mlflow", "sqlalchemy", "prefect", "torch", "tasks.steps", "flows.train_all"} & set(modules)
+def test_trainings_refuse_it_before_they_load_their_libraries(mirror, tmp_path):
+    some = ("--coins", "BTX", "--timeframes", "1h")
+    commands = [
+        ("train-all", *some),
+        ("train", "--arch", "har", "BTX", "1h"),
+        ("tune", "--arch", "har", *some),
+        ("backtest", *some),
+    ]
+    words = json.dumps([(*command, "--source", str(mirror), "--json") for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, words], capture_output=True, text=True, timeout=200, cwd=tmp_path
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * len(commands), done.stderr
+    for command, answer, last in zip(commands, lines[::2], lines[1::2], strict=True):
+        code, *modules = last.split()
+        assert (int(code), json.loads(answer)["code"]) == (2, "coins"), command
+        assert not HEAVY & set(modules), command
     assert not (tmp_path / "data").exists()
