@@ -15,6 +15,9 @@ from tasks.tracking.home_store import tracking_uri
 from tasks.tracking.registry import ALIAS, aliases_of
 from tasks.tracking.registry_copy import COPY, read_registry, store_state
 from tasks.tracking.store import open_store, read_store
+from tests.tools.copied_store import record_place
+from tests.tools.mlflow_engines import close_connections
+from tests.tools.mlflow_nights import model_files
 from tests.tools.registering import register_champion
 from tests.tools.tracked_members import fleet_of, log_member, member, series
 
@@ -23,13 +26,29 @@ DATABASE = Path("mlruns/mlflow.db")
 HOME = Path("data")
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A home and its store, made once."""
+    place = tmp_path_factory.mktemp("template")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.chdir(place)
+        store, model = open_store(), model_files(place / "model", "gru")
+        fleet = fleet_of()
+        for key in ("a", "b"):
+            register_champion(BTC, log_member(fleet.run_id, member(model, key=key)))
+        close_connections(store.uri)
+    return place
+
+
 @pytest.fixture
-def two_versions(store, folder):
+def two_versions(template, tmp_path, monkeypatch):
     """A series whose champion is version 2; its store is in WAL mode, as cpb makes it."""
-    fleet = fleet_of()
-    for key in ("a", "b"):
-        register_champion(BTC, log_member(fleet.run_id, member(folder, key=key)))
-    return store
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    record_place(tmp_path / DATABASE)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return open_store()
 
 
 @pytest.fixture
