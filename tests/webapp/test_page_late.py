@@ -7,7 +7,7 @@ import pytest
 from tasks.forecasting.chain import append
 from tests.tools.browser import needs_browser
 from tests.tools.page_browser import expect, hold, let, open_chart, settle, until, wait_for
-from tests.tools.webapp_store import BTC, ETH, START, fill, forecast_at, small_home, write_candles
+from tests.tools.webapp_store import BTC, ETH, PEPE, START, fill, forecast_at, small_home, write_candles
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -97,7 +97,7 @@ def test_a_view_that_was_left_writes_nothing_into_the_address_of_the_next(open_p
     assert page.url.endswith("#/runs")
 
 
-def test_whoever_types_in_the_search_goes_on_when_the_rows_change(open_page, tmp_path):
+def test_the_focus_stays_in_search_and_choices_when_the_rows_change(open_page, tmp_path):
     home = small_home(tmp_path, BTC)
     page = open_page(home)
     expect(page.locator(ROWS)).to_have_count(1)
@@ -108,6 +108,16 @@ def test_whoever_types_in_the_search_goes_on_when_the_rows_change(open_page, tmp
     expect(page.locator(ROWS)).to_have_count(2)
     page.keyboard.type("sdt")
     expect(page.locator("#search")).to_have_value("usdt")
+
+    page.get_by_label("Verdict", exact=True).focus()
+    grow(home)
+    come_back(page)
+    expect(page.locator(ROWS).first).to_contain_text(re.compile("9 Jun,? 13:00"))
+    expect(page.get_by_label("Verdict", exact=True)).to_be_focused()
+    fill(home / "data", PEPE)  # with candles of another length
+    come_back(page)
+    expect(page.get_by_label("Candles", exact=True).locator("option")).to_have_count(3)
+    expect(page.get_by_label("Verdict", exact=True)).to_be_focused()
 
 
 def test_a_change_while_a_view_is_on_its_way_is_not_missed(open_page, tmp_path):

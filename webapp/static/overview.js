@@ -52,7 +52,7 @@ export async function open(root, { options }, remember) {
 
   function controls() {
     const markets = found.markets.map((m) => m.market);
-    const timeframes = [...new Set(rows.map((r) => r.timeframe))].sort((a, b) => seconds(a) - seconds(b));
+    const timeframes = timeframesOf(rows), focused = document.activeElement.id;
     const stale = h("input", { type: "checkbox", onchange: () => change("stale", stale.checked ? "1" : "") });
     stale.checked = Boolean(asked.stale);
     for (const other of [...toolbar.children]) if (!other.contains(search)) other.remove(); // whoever types there goes on
@@ -61,6 +61,7 @@ export async function open(root, { options }, remember) {
       select("Verdict", [["", "all"], ...VERDICTS.map((v) => [v, v])], asked.verdict, (v) => change("verdict", v)),
       select("Sort by", ORDERS.map((o) => [o.key, o.order || o.label]), asked.sort, (v) => { asked.turned = ""; change("sort", v); }),
       h("label", { class: "check" }, stale, " only stale"), views());
+    if (focused) toolbar.querySelector(`#${focused}`)?.focus();
   }
 
   function views() {
@@ -137,13 +138,21 @@ export async function open(root, { options }, remember) {
     title: "Overview",
     keys: { "/": () => search.focus() },
     async refresh() {
-      const before = JSON.stringify(rows);
+      const before = JSON.stringify(rows), choices = choicesOf(found);
       await load();
-      if (JSON.stringify(rows) !== before) controls();
+      if (choicesOf(found) !== choices) controls(); // else a list that is open stays open
       show();
       return JSON.stringify(rows) !== before;
     },
   };
+}
+
+function timeframesOf(rows) {
+  return [...new Set(rows.map((r) => r.timeframe))].sort((a, b) => seconds(a) - seconds(b));
+}
+
+function choicesOf({ rows, markets }) {
+  return [...markets.map((m) => m.market), ...timeframesOf(rows)].join();
 }
 
 // What finds an element again after the list has been drawn anew.
