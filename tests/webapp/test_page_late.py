@@ -168,6 +168,25 @@ def test_two_models_are_compared_on_the_coin_that_was_chosen_last(open_page, mix
     assert "/api/models/ETHUSDT/1h" in href
 
 
+def test_whoever_chooses_by_keys_goes_on_choosing(open_page, mixed):
+    page = open_page(mixed, "/#/models?timeframe=1h")
+    expect(page.locator("#compare caption")).to_contain_text("on BTCUSDT 1h")
+    for label, key, back in (
+        ("Candles", "ArrowUp", "ArrowDown"),
+        *((label, "ArrowDown", "ArrowUp") for label in ("Market", "First model", "On")),
+    ):
+        settle(page)
+        choice = page.get_by_label(label, exact=True)
+        choice.focus()
+        before = choice.input_value()
+        page.keyboard.press(key)
+        expect(choice).not_to_have_value(before)
+        settle(page)
+        expect(choice).to_be_focused()
+        page.keyboard.press(back)
+        expect(choice).to_have_value(before)
+
+
 def test_a_figure_that_fails_late_does_not_take_the_newer_one_away(open_page, mixed):
     page = open_page(mixed, "/docs")
     held = hold(page, "**/api/figures/board?market=spot&timeframe=1h*")

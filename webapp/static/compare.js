@@ -1,7 +1,7 @@
 // Two models side by side: by coin as a figure, and on one series figure by figure.
 
 import { ask, maybe, get, ofSeries } from "./api.js";
-import { card, downloads, fill, h, loading, select } from "./dom.js";
+import { card, downloads, fill, h, loading, offer, select } from "./dom.js";
 import { asOf, dayAndTime, known, percent } from "./format.js";
 import { figure, theme } from "./plot.js";
 import { table } from "./table.js";
@@ -29,12 +29,12 @@ export function sideBySide(asked, keep) {
   async function load(...of) {
     const mine = (turn += 1), isNewest = () => mine === turn;
     ready = false;
-    for (const step of [() => fill(list, () => offer(isNewest, ...of)), chart.load, () => ready && fill(list, () => show(isNewest)), ...losses.map((one) => one.load)]) {
+    for (const step of [() => fill(list, () => choose(isNewest, ...of)), chart.load, () => ready && fill(list, () => show(isNewest)), ...losses.map((one) => one.load)]) {
       if (isNewest()) await step();
     }
   }
 
-  async function offer(isNewest, market, timeframe, rows) {
+  async function choose(isNewest, market, timeframe, rows) {
     where = { market, timeframe };
     models = named(rows.filter((r) => r.timeframe === timeframe));
     const names = [...models.keys()];
@@ -46,7 +46,7 @@ export function sideBySide(asked, keep) {
     if (!isNewest()) return;
     if (!coins.includes(asked.coin)) asked.coin = coins[0];
     const pick = (name) => async (value) => { keep({ [name]: value }); await load(market, timeframe, rows); };
-    choices.replaceChildren(
+    offer(choices,
       select("First model", names.map((n) => [n, n]), asked.a, pick("a")), select("Second model", names.map((n) => [n, n]), asked.b, pick("b")),
       ...(coins.length ? [select("On", coins.map((c) => [c, `${c} ${timeframe}`]), asked.coin, pick("coin"))] : []));
     ready = true;

@@ -23,6 +23,13 @@ export function select(label, options, value, onchange) {
   return h("span", { class: "field" }, h("label", { for: id }, label), " ", field);
 }
 
+// Other choices in a place: the one that has the focus keeps it, so that a key can go on choosing.
+export function offer(place, ...children) {
+  const focused = place.contains(document.activeElement) && document.activeElement.id;
+  place.replaceChildren(...children);
+  if (focused) place.querySelector(`#${focused}`)?.focus();
+}
+
 export function chip(text, kind = "", title = null) {
   return h("span", { class: `chip ${kind}`, title: title?.replaceAll("`", "") }, text);
 }

@@ -1,7 +1,7 @@
 // The leaderboard, sorted by any column, and two models side by side.
 
 import { ask, get, messageOf, published } from "./api.js";
-import { card, downloads, h, marked, problem, select, sentence } from "./dom.js";
+import { card, downloads, h, marked, offer, problem, select, sentence } from "./dom.js";
 import { asOf, dayAndTime, interval, known, number, percent, seconds } from "./format.js";
 import { figure, free, theme } from "./plot.js";
 import { sideBySide } from "./compare.js";
@@ -58,7 +58,7 @@ export async function open(root, { options }, remember) {
     const rows = board.rows.filter((r) => !asked.timeframe || r.timeframe === asked.timeframe);
     list.replaceChildren(rows.length ? table({ caption: `Architectures against the random walk${board.market === "sim" ? ", simulated market" : ""}`,
       columns: COLUMNS, rows, sort: sort(), onsort: sortBy, cards: true }) : "");
-    toolbar.replaceChildren(
+    offer(toolbar,
       ...(markets.length > 1 ? [select("Market", markets.map((m) => [m, MARKETS[m]]), asked.market, (m) => change({ market: m, timeframe: "" }))] : []),
       select("Candles", [["", "all"], ...timeframes().map((t) => [t, t])], asked.timeframe, (t) => change({ timeframe: t })),
       phoneSort());
