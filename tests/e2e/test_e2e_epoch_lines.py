@@ -13,10 +13,7 @@ from tests.tools.terminal import Terminal
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [
-    sys.executable,
-    "-m",
-    "flows.cli",
+WORDS = [
     "train",
     "BTC",
     "1h",
@@ -56,8 +53,9 @@ def epochs_in(lines):
     return [match[1] for line in lines if (match := LINE.match(line.rstrip()))]
 
 
-def test_without_a_terminal(environment, tmp_path):
-    done = subprocess.run(COMMAND, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+def test_without_a_terminal(environment, tmp_path, forking):
+    command = [forking / "cpb", *WORDS]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()
     assert epochs_in(lines) == ["20/45", "40/45", "45/45"]
     assert sum(line.startswith("  cost    ") for line in lines) == 1
@@ -66,7 +64,8 @@ def test_without_a_terminal(environment, tmp_path):
 
 
 def test_on_a_terminal(environment, tmp_path):
-    shown = Terminal(COMMAND, 200, env=environment, cwd=tmp_path)
+    command = [sys.executable, "-m", "flows.cli", *WORDS]
+    shown = Terminal(command, 200, env=environment, cwd=tmp_path)
     try:
         shown.read_until(lambda: "  next    " in shown.screen, 300)
         plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.screen).replace("\r", "\n")

@@ -3,27 +3,23 @@
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.tools.mlflow_server import documented_server
 from tests.tools.trainer_tools import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, forking):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_", "PREFECT_API"))}
-    env |= {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    env |= {"XDG_CONFIG_HOME": str(tmp_path / "config")}
 
     def begin(*arguments, **more):
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+            [forking / "cpb", *map(str, arguments)],
             cwd=tmp_path,
             env=env | more,
             text=True,
