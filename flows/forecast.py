@@ -40,6 +40,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
     Raises:
         CpbError: no forecast could be made.
     """
+    home = home_folder()
     with flow_run("forecast", report, notify=True) as run:
         served = champions(spec.scope.market)
         scope = spec.scope.narrowed(list(served.of(spec.scope)))  # before anything is downloaded
@@ -52,18 +53,14 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
         watched = watch.after(scored)(scope)
         run.alarms = watched.alarms
         models = {about.series: about for about in issued.issued}
-        newest = {
-            s: latest(home_folder(), s, scope.as_of, about.model_version) for s, about in models.items()
-        }
+        newest = {s: latest(home, s, scope.as_of, about.model_version) for s, about in models.items()}
         standing = {s: note for s, rows in newest.items() if (note := standing_note(rows))}
         # Replaced, not noted one by one: the same damage is met by up to five steps.
         run.failures = _once(served, fetched, issued, scored, watched)
-        stale = find_stale(home_folder(), issued.series, scope.as_of)
-        run.stale = stale_sentence(home_folder(), stale, scope.source)
+        stale = find_stale(home, issued.series, scope.as_of)
+        run.stale = stale_sentence(home, stale, scope.source)
         run.failures += [
-            Failure(
-                step="forecast", reason=s.sentence(home_folder(), scope.source), code=STALE, series=s.series
-            )
+            Failure(step="forecast", reason=s.sentence(home, scope.source), code=STALE, series=s.series)
             for s in stale
         ]
         # asked for alone, a forecast after candles that stand still is worth no more than they
@@ -79,17 +76,17 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
         if scope.as_of is None:  # what a replay would have told is no news
             failed = {failure.series for failure in run.failures if failure.series}
             asked = failed if spec.all_champions else None
-            run.alerts, unread = check_alerts(home_folder(), scope.market, newest, datetime.now(UTC), asked)
+            run.alerts, unread = check_alerts(home, scope.market, newest, datetime.now(UTC), asked)
             run.failures += [Failure(step="forecast", reason=line, code=WRONG_ALERT) for line in unread]
         run.tell(_lines(run.failures, run.stale, standing, drifted, issued, scored))
         run.tell(f"ALERT {text}" for text in run.alerts.values())
         if run.alerts and not sends_messages():
             run.report(
-                f"no service tells anybody of alerts: set {VARIABLE}, or write the file {home_folder() / NOTIFY_FILE}, "
+                f"no service tells anybody of alerts: set {VARIABLE}, or write the file {home / NOTIFY_FILE}, "
                 "as docs/operations.md says"
             )
         update_space(run, spec)
-        records = champion_records(read_summary(home_folder(), scope.market))
+        records = champion_records(read_summary(home, scope.market))
         result = {
             "rows": [row for rows in newest.values() for row in rows.to_dicts()],
             "models": [{**vars(s), "verdict": models[s].verdict} | records.get(s, {}) for s in issued.series],
@@ -105,7 +102,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
     # After the run: a price on the wrong side of the close is no failure of it, and nobody else is told.
     if spec.questions:
         ((series, rows),) = newest.items()
-        chances = chances_of(home_folder(), series, rows)
+        chances = chances_of(home, series, rows)
         result |= {name: getattr(chances, name)(*asked) for name, asked in spec.questions.items()}
     return result
 

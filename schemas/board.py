@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from schemas.base import Spec
 from schemas.coins import parse_coins, parse_timeframes
 from schemas.errors import UsageError
-from schemas.identity import OWN, SPOT, Market, scope_options
+from schemas.identity import OWN, SPOT, Market, SeriesId, scope_options
 
 
 class BoardSpec(Spec):
@@ -38,6 +38,14 @@ class BoardSpec(Spec):
     def options(self) -> str:
         """The command-line options that ask for the same market, coins and timeframes."""
         return scope_options(self.market or SPOT, self.coins, self.timeframes)
+
+    def selects(self, series: SeriesId) -> bool:
+        """Whether a series is asked for."""
+        return (
+            self.market in (None, series.market)
+            and (self.symbols is None or series.symbol in self.symbols)
+            and (self.intervals is None or series.timeframe in self.intervals)
+        )
 
     @property
     def symbols(self) -> set[str] | None:

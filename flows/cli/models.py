@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from schemas.ledger import Alarm
     from tasks.promotion.by_hand import Served
 
+RATIO = (
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True),
+)
 BOARD = (
     Column("", "place", stays=True),
     Column("architecture", "architecture", stays=True),
     Column("preset", "preset"),
     Column("coins", "trained"),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
-    Column("95 % interval", "interval", ">", stays=True),
+    *RATIO,
     Column("verdict", "verdict", stays=True),
     Column("coins < 1", "better_share", ".0%"),
     *(Column(name, f"{name}_brier_ratio", ".4f") for name in SCORED),
@@ -47,8 +50,7 @@ BOARD = (
 _LEDGER = (
     Column("", "place", stays=True),
     Column("forecasts of", "of", stays=True, folds=True),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
-    Column("95 % interval", "interval", ">", stays=True),
+    *RATIO,
     Column("verdict", "verdict"),
     Column("days", "days", ","),
     Column("forecasts", "forecasts", ","),
@@ -133,13 +135,7 @@ def ledger(spec: BoardSpec) -> Answer:
     home = stored_home()
     stored = series_with_forecasts(home)
     check_known(spec.symbols, {s.symbol for s in stored}, f"the forecast store in {home}")
-    asked = [
-        series
-        for series in stored
-        if spec.market in (None, series.market)
-        and (spec.symbols is None or series.symbol in spec.symbols)
-        and (spec.intervals is None or series.timeframe in spec.intervals)
-    ]
+    asked = [*filter(spec.selects, stored)]
     # Of series with forecasts, none of them scored yet, the table is empty.
     if stored and not asked:
         raise CpbError(
@@ -210,15 +206,11 @@ def champions(
     from tasks.forecasting.watch import alarms
     from tasks.promotion.by_hand import served
 
-    symbols, timeframes = spec.symbols, spec.intervals
     everyone = served(spec.market)
-    check_known(symbols, {entry.champion.series.symbol for entry in everyone}, "the registry of champions")
-    chosen = [
-        entry
-        for entry in everyone
-        if (symbols is None or entry.champion.series.symbol in symbols)
-        and (timeframes is None or entry.champion.series.timeframe in timeframes)
-    ]
+    check_known(
+        spec.symbols, {entry.champion.series.symbol for entry in everyone}, "the registry of champions"
+    )
+    chosen = [entry for entry in everyone if spec.selects(entry.champion.series)]
     if not chosen:
         raise CpbError(
             f"there is no champion of these yet; train first, as in `cpb train-all{spec.options}`",

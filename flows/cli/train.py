@@ -7,7 +7,7 @@ import typer
 from flows.cli import end_interrupted
 from flows.cli.closing import print_forecasts, print_next
 from flows.cli.ending import Answer, answered
-from flows.cli.models import print_board
+from flows.cli.models import RATIO, print_board
 from flows.cli.options import cli_options, command_line
 from flows.cli.presets import listed, print_presets
 from flows.console import Column, echo, finding, interval, print_table, quiet_libraries
@@ -24,8 +24,7 @@ from tasks.storage.urls import public_url
 _COLUMNS = (
     Column("", "timeframe", stays=True),
     Column("model", "model", stays=True),
-    Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
-    Column("95 % interval", "interval", ">", stays=True),
+    *RATIO,
     Column("verdict", "finding", stays=True),
     Column("p", "p", ">", stays=True),
     Column("coins", "coins", ","),

@@ -1,5 +1,6 @@
 """Training on shuffled inputs: if a model without information beats the reference, it has some from the future."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -29,9 +30,7 @@ def with_shuffled_features(series: Series) -> Series:
     moved = [i for i, name in enumerate(series.names) if name not in RETURNS]
     # Rows with gaps stay where they are: otherwise windows would vanish or appear, and with them origins.
     complete = np.isfinite(features).all(axis=1)
-    for name in ("train", "validation"):
-        first, last = series.spans[name]
-        rows = first + np.flatnonzero(complete[first:last])
+    for rows in _learned(series, complete):
         features[rows[:, None], moved] = features[random.permutation(rows)[:, None], moved]
     return replace(series, features=features)
 
@@ -45,9 +44,7 @@ def with_shuffled_candles(series: Series) -> Series:
     random = np.random.default_rng(0)
     returns = series.columns(RETURNS)
     whole = np.isfinite(returns).all(axis=1)
-    for name in ("train", "validation"):
-        first, last = series.spans[name]
-        rows = first + np.flatnonzero(whole[first:last])
+    for rows in _learned(series, whole):
         returns[rows] = returns[random.permutation(rows)]
     # A hole in the candles is a move of 0: prices stay finite, and no window crosses it anyway.
     moves = np.where(whole[:, None], returns, 0.0)
@@ -67,3 +64,10 @@ def trial_finding(ratio: float, n: int, verdict: str) -> str:
     if n >= MIN_FORECASTS or verdict.startswith("better than"):
         return f"{LEAK}: skill from shuffled inputs"
     return "too few forecasts to be significant"
+
+
+def _learned(series: Series, whole: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows without gaps of the training span, then those of the validation span."""
+    for name in ("train", "validation"):
+        first, last = series.spans[name]
+        yield first + np.flatnonzero(whole[first:last])
