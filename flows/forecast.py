@@ -60,7 +60,9 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
         stale = find_stale(home, issued.series, scope.as_of)
         run.stale = stale_sentence(home, stale, scope.source)
         run.failures += [
-            Failure(step="forecast", reason=s.sentence(home, scope.source), code=STALE, series=s.series)
+            Failure(
+                step="forecast", reason=stale_sentence(home, [s], scope.source), code=STALE, series=s.series
+            )
             for s in stale
         ]
         # asked for alone, a forecast after candles that stand still is worth no more than they

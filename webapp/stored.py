@@ -11,7 +11,7 @@ from schemas.identity import MARKETS, Market, SeriesId, stored_series
 from tasks.forecasting import months
 from tasks.forecasting.months import forecast_command
 from tasks.forecasting.record import read_summary
-from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale, newest_close
+from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale, newest_close, stale_sentence
 from webapp.cache import until_files_change
 
 closed_at, record = until_files_change(newest_close), until_files_change(read_summary)
@@ -41,7 +41,7 @@ def too_old(home: Path, series: tuple[SeriesId, ...]) -> dict[SeriesId, str]:
     """Return a message for each series whose newest candle or forecast is too old."""
     # The cached readers: an overview asks for the close of every series.
     late = find_stale(home, series, grace=BETWEEN_RUNS, read_close=closed_at, read_forecast=newest)
-    return {stale.series: stale.sentence(home) for stale in late}
+    return {stale.series: stale_sentence(home, [stale]) for stale in late}
 
 
 @until_files_change

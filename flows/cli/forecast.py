@@ -19,14 +19,13 @@ from schemas.forecasting import ForecastSpec
 _AFTER = (1, 5, 10)
 """Candles ahead that the table of several series shows; the last step instead of those beyond it."""
 
+_ORIGIN = (Column("step", "step", ">", stays=True), Column("close (UTC)", "close", stays=True))
 _BANDS = (
     Column("series; last close", "about", stays=True),
-    Column("step", "step", ">", stays=True),
-    Column("close (UTC)", "close", stays=True),
+    *_ORIGIN,
     Column("50 %", "half", ">"),
     Column("80 %", "most", ">", stays=True),
 )
-_ORIGIN = (Column("step", "step", ">", stays=True), Column("close (UTC)", "close", stays=True))
 _LEVELS = range(5, 100, 5)
 _USUAL = (5, 10, 25, 50, 75, 90, 95)
 """Levels of the quantiles that the table of a single series shows, in per cent."""

@@ -31,6 +31,13 @@ RATIO = (
     Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
     Column("95 % interval", "interval", ">", stays=True),
 )
+SCORES = (
+    Column("MAE ratio", "mae_ratio", ".4f"),
+    Column("direction", "directional_accuracy", ".3f"),
+    Column("80 % band", "coverage_80", ".3f"),
+)
+"""Columns of every board; `RATIO` also of champions and ledger."""
+
 BOARD = (
     Column("", "place", stays=True),
     Column("architecture", "architecture", stays=True),
@@ -40,9 +47,7 @@ BOARD = (
     Column("verdict", "verdict", stays=True),
     Column("coins < 1", "better_share", ".0%"),
     *(Column(name, f"{name}_brier_ratio", ".4f") for name in SCORED),
-    Column("MAE ratio", "mae_ratio", ".4f"),
-    Column("direction", "directional_accuracy", ".3f"),
-    Column("80 % band", "coverage_80", ".3f"),
+    *SCORES,
     Column("windows/s", "windows_per_s", ",.0f"),
     Column("train s", "train_seconds", ".1f"),
     Column("RSS MB", "rss_peak_mb", ",.0f"),

@@ -7,7 +7,7 @@ import typer
 from flows.cli import end_interrupted
 from flows.cli.closing import print_forecasts, print_next
 from flows.cli.ending import Answer, answered
-from flows.cli.models import RATIO, print_board
+from flows.cli.models import RATIO, SCORES, print_board
 from flows.cli.options import cli_options, command_line
 from flows.cli.presets import listed, print_presets
 from flows.console import Column, echo, finding, interval, print_table, quiet_libraries
@@ -29,9 +29,7 @@ _COLUMNS = (
     Column("p", "p", ">", stays=True),
     Column("coins", "coins", ","),
     Column("coins < 1", "coins_below_one", ".0%"),
-    Column("MAE ratio", "mae_ratio", ".4f"),
-    Column("direction", "directional_accuracy", ".3f"),
-    Column("80 % band", "coverage_80", ".3f"),
+    *SCORES,
     Column("90 % band", "coverage_90", ".3f"),
     Column("tails", "tail_pinball_ratio", ".4f"),
     *(Column(name, f"{name}_brier_ratio", ".4f") for name in SCORED),

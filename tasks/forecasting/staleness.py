@@ -51,10 +51,6 @@ class Stale:
         age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
         return f"{self.series}: the newest {self.what} is {age} old ({self.newest:{MINUTE}} UTC)"
 
-    def sentence(self, home: Path, source: str | None = None) -> str:
-        """Return the finding and the remedy; `source`: see `refreshed_by`."""
-        return f"{self.finding}; {refreshed_by(home, [self.series], source)}"
-
 
 def refreshed_by(home: Path, series: Sequence[SeriesId], source: str | None = None) -> str:
     """Return how stale series of one market are refreshed, as a clause that names the command.

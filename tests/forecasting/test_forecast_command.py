@@ -193,7 +193,7 @@ def test_old_candles_are_called_stale_not_failed(stored, monkeypatch):
     assert [line for line in said[1:] if line.startswith("STALE")] == []
     assert (result["exit"], len(stale)) == (3, 2)
     for line, old in zip(result["failed"], stale, strict=True):
-        assert line.endswith(old.sentence(stored).removeprefix(str(old.series)))
+        assert line.endswith(stale_sentence(stored, [old]).removeprefix(str(old.series)))
 
 
 @pytest.mark.parametrize(

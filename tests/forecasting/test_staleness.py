@@ -90,20 +90,22 @@ def test_it_is_said_in_one_sentence_with_a_command(tmp_path):
 
     found = "PEPEUSDT 1h: the newest candle is 3 days old (2025-06-07 12:00 UTC); refresh it with "
     unless = ", adding the --source of the candles unless that was Binance Vision"
-    assert stale.sentence(tmp_path) == f"{found}`cpb ingest --coins PEPEUSDT --timeframes 1h`{unless}"
+    assert (
+        stale_sentence(tmp_path, [stale]) == f"{found}`cpb ingest --coins PEPEUSDT --timeframes 1h`{unless}"
+    )
     # With forecasts the command is the one that makes the next, and fetches candles too.
     append(tmp_path, PEPE, rows_at(0, 1.0, PEPE))
     command = "cpb forecast --coins PEPEUSDT --timeframes 1h"
-    assert stale.sentence(tmp_path) == f"{found}`{command}`{unless}"
-    assert stale.sentence(tmp_path, "/a mirror") == f"{found}`{command} --source '/a mirror'`"
-    shown = stale.sentence(tmp_path, "https://me:secret@mirror.example/k")
+    assert stale_sentence(tmp_path, [stale]) == f"{found}`{command}`{unless}"
+    assert stale_sentence(tmp_path, [stale], "/a mirror") == f"{found}`{command} --source '/a mirror'`"
+    shown = stale_sentence(tmp_path, [stale], "https://me:secret@mirror.example/k")
     assert shown == f"{found}`{command} --source https://mirror.example/k`"
 
 
 def test_of_several_the_first_is_told_with_a_command_for_all(tmp_path):
     candles_until(tmp_path, NOON - timedelta(days=3))
     (one,) = find_stale(tmp_path, [PEPE], NOON)
-    assert stale_sentence(tmp_path, [one]) == one.sentence(tmp_path)
+    assert stale_sentence(tmp_path, [one]) == f"{one.finding}; {refreshed_by(tmp_path, [PEPE])}"
     candles_until(tmp_path, NOON - timedelta(days=3), BTC)
     told = stale_sentence(tmp_path, find_stale(tmp_path, [PEPE, BTC], NOON), "sources")
     assert told == (
