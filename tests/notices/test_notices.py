@@ -2,8 +2,6 @@
 
 import json
 import logging
-import os
-import subprocess
 from datetime import UTC, datetime
 
 import pytest
@@ -223,27 +221,21 @@ def test_what_is_no_url_is_refused_without_being_shown(home, monkeypatch):
     assert "my-password" not in str(refused.value)
 
 
-def test_doctor_sends_a_test_message_and_names_services_by_scheme(inbox, home, forking, monkeypatch):
-    def doctor(**env):
-        return subprocess.run(
-            [forking / "cpb", "doctor", "--notify", "--json"],
-            env=os.environ | env,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+def test_doctor_sends_a_test_message_and_names_services_by_scheme(inbox, home, cpb_here, monkeypatch):
+    def doctor(services):
+        monkeypatch.setenv("CPB_NOTIFY", services)
+        return cpb_here("doctor", "--notify", "--json")
 
-    sent = doctor(CPB_NOTIFY=f"json://127.0.0.1:9/other-token {inbox.url} nonsense://x")
-    assert sent.returncode == 0
-    problems = json.loads(sent.stdout.splitlines()[-1])["services"]
+    code, told, said = doctor(f"json://127.0.0.1:9/other-token {inbox.url} nonsense://x")
+    assert code == 0
+    problems = json.loads(told.splitlines()[-1])["services"]
     assert [bool(problem) for problem in problems.values()] == [True, False, True]
     assert list(problems) == ["json (service 1)", "json (service 2)", "nonsense (service 3)"]
     assert "test message" in bodies(inbox)[0]
-    assert not any(secret in sent.stdout + sent.stderr for secret in (*SECRETS, "other-token"))
-    assert doctor(CPB_NOTIFY="json://127.0.0.1:9/token").returncode == 1
-    unset = doctor(CPB_NOTIFY="")
-    assert (unset.returncode, unset.stderr.count("\n")) == (2, 1)
+    assert not any(secret in told + said for secret in (*SECRETS, "other-token"))
+    assert doctor("json://127.0.0.1:9/token")[0] == 1
+    code, _, said = doctor("")
+    assert (code, said.count("\n")) == (2, 1)
     monkeypatch.delenv("CPB_NOTIFY")
     with pytest.raises(UsageError):
         send_test()
