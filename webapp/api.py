@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import polars as pl
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query
 from fastapi import Path as InPath
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -20,7 +20,7 @@ from tasks.figures.themes import THEMES, themed
 from webapp import all_series, answers, figures, one_series, runs, stored
 from webapp.cache import cached_routes, checked_tokens
 from webapp.figures import MAX_EARLIER, ThemeName
-from webapp.formats import table, times_as_text
+from webapp.formats import table
 
 OPTIONS: dict[int | str, dict[str, Any]] = {
     422: {"model": answers.Problem, "description": "impossible option"}
@@ -102,22 +102,9 @@ IssuedAt = Annotated[
 ]
 
 
-def _series_table(series: SeriesId, what: str, rows: list[Any]) -> Response:
-    name = f"{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
-    return table(rows, name, **vars(series), simulated=series.market == SIM)
-
-
-def _listed(kind: type[answers.OfSeries], series: SeriesId, rows: pl.DataFrame, form: str) -> Any:
-    """Return an answer of nothing but rows, whose list has the answer's name."""
-    # The list of an answer is named as its class, so one function serves candles and forecasts.
-    name = kind.__name__.lower()
-    if form == "csv":
-        return _series_table(series, name, times_as_text(rows).rows(named=True))
-    return kind(**vars(series), **{name: []}), name, rows
-
-
-def _label(market: Market) -> str:
-    return "simulated" if market == SIM else market
+def _listed(answer: Any, name: str, rows: pl.DataFrame, form: str) -> Any:
+    """Return an answer whose list of that name, which is empty in it, are these rows."""
+    return table(answer, rows) if form == "csv" else (answer, name, rows)
 
 
 def routes(home: Path) -> APIRouter:
@@ -159,10 +146,11 @@ def _add_lists(router: APIRouter, home: Path, MarketIn: Any) -> None:
         """List every series with forecasts or candles, of all markets."""
         return all_series.listed(home)
 
-    @router.get("/api/overview", responses=OPTIONS)
-    def overview(market: MarketIn) -> answers.Overview:
+    @router.get("/api/overview", response_model=answers.Overview, responses={**_CSV, **OPTIONS})
+    def overview(market: MarketIn, form: Form = "json") -> Any:
         """Return an overview of all series of a market."""
-        return all_series.overview(home, market)
+        answer = all_series.overview(home, market)
+        return answer if form == "json" else table(answer)
 
     @router.get("/api/runs", responses=OPTIONS)
     def flow_runs(limit: Annotated[int, Query(ge=1, le=200)] = 20) -> answers.Runs:
@@ -180,7 +168,7 @@ def _add_lists(router: APIRouter, home: Path, MarketIn: Any) -> None:
     ) -> Any:
         """Return a market's architectures and champions against the random walk."""
         board = runs.leaderboard(market, timeframe, run)
-        return board if form == "json" else table(board.rows, f"{_label(market)}-leaderboard")
+        return board if form == "json" else table(board)
 
 
 def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
@@ -189,23 +177,26 @@ def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
         """Return the newest judged model of each architecture on a series."""
         return runs.models(series)
 
-    @router.get("/api/decisions/{symbol}/{timeframe}", responses=SERIES)
-    def decisions(series: Series, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> answers.Decisions:
-        """Return the decisions on a series' champion after each run, and their reasons, newest first."""
-        return runs.decisions(series, limit)
-
-    @router.get("/api/ledger/{symbol}/{timeframe}", response_model=answers.Ledger, responses=SERIES)
-    def ledger(series: Series, limit: Annotated[int, Query(ge=0, le=5000)] = 200) -> Any:
-        """Return the scores of the forecasts against the random walk, and the newest `limit` scored rows."""
-        return one_series.scored(home, series, limit)
-
     responses = {**_CSV, **SERIES}
+
+    @router.get("/api/decisions/{symbol}/{timeframe}", response_model=answers.Decisions, responses=responses)
+    def decisions(
+        series: Series, limit: Annotated[int, Query(ge=1, le=1000)] = 100, form: Form = "json"
+    ) -> Any:
+        """Return the decisions on a series' champion after each run, and their reasons, newest first."""
+        answer = runs.decisions(series, limit)
+        return answer if form == "json" else table(answer)
+
+    @router.get("/api/ledger/{symbol}/{timeframe}", response_model=answers.Ledger, responses=responses)
+    def ledger(series: Series, limit: Annotated[int, Query(ge=0, le=5000)] = 200, form: Form = "json") -> Any:
+        """Return the scores of the forecasts against the random walk, and the newest `limit` scored rows."""
+        return _listed(*one_series.scored(home, series, limit), form)
 
     @router.get("/api/forecast/{symbol}/{timeframe}", response_model=answers.Forecast, responses=responses)
     def forecast(series: Series, issued_at: IssuedAt = None, form: Form = "json") -> Any:
         """Return the newest forecast, or the forecast of a given issue time."""
         answer = one_series.forecast(home, series, issued_at)
-        return answer if form == "json" else _series_table(series, "forecast", answer.steps)
+        return answer if form == "json" else table(answer)
 
     @router.get("/api/touch/{symbol}/{timeframe}", responses=SERIES)
     def touch(series: Series, price: Prices = ()) -> answers.Touch:
@@ -230,12 +221,14 @@ def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
     @router.get("/api/forecasts/{symbol}/{timeframe}", response_model=answers.Forecasts, responses=responses)
     def forecasts(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:
         """Return the issue times of forecasts, newest last; each can be used as `issued_at` of a forecast."""
-        return _listed(answers.Forecasts, series, one_series.forecasts(home, series, limit, until), form)
+        answer = answers.Forecasts(**vars(series), forecasts=[])
+        return _listed(answer, "forecasts", one_series.forecasts(home, series, limit, until), form)
 
     @router.get("/api/candles/{symbol}/{timeframe}", response_model=answers.Candles, responses=responses)
     def candles(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:
         """Return stored candles, the newest last."""
-        return _listed(answers.Candles, series, one_series.candle_rows(home, series, limit, until), form)
+        answer = answers.Candles(**vars(series), candles=[])
+        return _listed(answer, "candles", one_series.candle_rows(home, series, limit, until), form)
 
 
 def _add_figures(router: APIRouter, home: Path, Series: Any, MarketIn: Any) -> None:

@@ -7,6 +7,11 @@ from fastapi import Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from schemas.identity import SIM
+
+_ABOUT = {"market", "symbol", "timeframe", "simulated"}
+"""Fields of an answer that say what it is about."""
+
 
 def json_of(answer: Any, name: str = "", rows: pl.DataFrame | None = None) -> bytes:
     """Return an answer's JSON, with `rows` as the list of that name, which is empty in the answer.
@@ -26,17 +31,29 @@ def times_as_text(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(pl.selectors.datetime().dt.strftime("%Y-%m-%dT%H:%M:%S%.fZ"))
 
 
-def table(rows: list[Any], name: str, **common: object) -> Response:
-    """Return rows (models or dicts) as CSV; a text that a spreadsheet would execute as a formula gets an apostrophe.
+def csv_of(answer: Any, rows: pl.DataFrame | None = None) -> bytes:
+    """Return an answer's list as CSV, with the answer's market and series; `rows`: the list, as in `json_of`.
 
-    Args:
-        name: of the file; letters that are not ASCII are replaced.
-        common: columns with one value for all rows, before the others.
+    A text that a spreadsheet would execute as a formula gets an apostrophe.
     """
-    plain = [common | (row.model_dump(mode="json") if isinstance(row, BaseModel) else row) for row in rows]
-    frame = pl.DataFrame(plain, infer_schema_length=None).select(~pl.selectors.nested())
+    if rows is None:
+        listed = next(value for value in vars(answer).values() if isinstance(value, list))
+        plain = [row.model_dump(mode="json") if isinstance(row, BaseModel) else row for row in listed]
+    else:
+        plain = times_as_text(rows).to_dicts()
+    about = answer.model_dump(include=_ABOUT)
+    frame = pl.DataFrame([about | row for row in plain], infer_schema_length=None)
     # Names of coins and runs come from files that others may have written.
-    escaped = frame.with_columns(pl.col(pl.String).str.replace(r"^([=+\-@\t\r])", "'$1"))
-    file = name.encode("ascii", "replace").decode().replace("?", "_")
-    headers = {"Content-Disposition": f'attachment; filename="cpb-{file}.csv"'}
-    return Response(escaped.write_csv(), headers=headers, media_type="text/csv")
+    escaped = pl.col(pl.String).str.replace(r"^([=+\-@\t\r])", "'$1")
+    return frame.select(~pl.selectors.nested()).with_columns(escaped).write_csv().encode()
+
+
+def table(answer: Any, rows: pl.DataFrame | None = None) -> Response:
+    """Return the answer `csv_of`, whose file is named after what is in it; letters that are not ASCII are replaced."""
+    about = answer.model_dump(include=_ABOUT)
+    market = "simulated" if about.pop("market") == SIM else answer.market
+    about.pop("simulated", None)
+    file = "-".join([market, *about.values(), type(answer).__name__.lower()])
+    name = file.encode("ascii", "replace").decode().replace("?", "_")
+    headers = {"Content-Disposition": f'attachment; filename="cpb-{name}.csv"'}
+    return Response(csv_of(answer, rows), headers=headers, media_type="text/csv")

@@ -20,7 +20,7 @@ from tasks.figures.themes import DATA_KEYS, THEMES
 from tasks.hub.card import words_of
 from webapp import all_series, answers, figures, one_series, runs, store_cache, stored
 from webapp.cache import drop_changed
-from webapp.formats import json_of
+from webapp.formats import csv_of, json_of
 
 CANDLES = 500
 """In the chart of a series."""
@@ -78,39 +78,46 @@ def page_files(home: Path, market: Market) -> tuple[dict[str, bytes], list[Failu
         )
     markets = [about for about in overview.markets if about.market == market]
     changes = {"rows": rows, "markets": markets, "note": None, "stale": None}
-    made = {"overview": json_of(overview.model_copy(update=changes))}
+    overview = overview.model_copy(update=changes)
+    made = {"overview.json": json_of(overview), "overview.csv": csv_of(overview)}
     for row in rows:
-        series = SeriesId(row.market, row.symbol, row.timeframe)
-        made |= {f"{part}/{row.symbol}/{row.timeframe}": data for part, data in _series_answers(home, series)}
+        made |= dict(_series_answers(home, SeriesId(row.market, row.symbol, row.timeframe)))
     made |= _board_answers(market)
     themes = {name: asdict(theme) for name, theme in THEMES.items()}
-    made["themes"] = to_json({"themes": themes, "data_keys": sorted(DATA_KEYS)})
+    made["themes.json"] = to_json({"themes": themes, "data_keys": sorted(DATA_KEYS)})
     words = words_of(market)
     readme = _README.format(series=counted(len(rows), "series"), market=words.of, data=words.data)
     damaged = [Failure.of(s, "publish", why) for s, why in stored.damaged(home).items() if s.market == market]
-    return {f"api/{name}.json": data for name, data in made.items()} | _page(readme), damaged
+    return {f"api/{name}": data for name, data in made.items()} | _page(readme), damaged
 
 
 def _series_answers(home: Path, series: SeriesId) -> Iterator[tuple[str, bytes]]:
-    yield "forecast", json_of(one_series.forecast(home, series))
+    place = f"{series.symbol}/{series.timeframe}"
+    forecast, decisions = one_series.forecast(home, series), runs.decisions(series, _DECISIONS)
+    yield f"forecast/{place}.json", json_of(forecast)
+    yield f"forecast/{place}.csv", csv_of(forecast)
     newest = one_series.forecasts(home, series, 1)
-    yield "forecasts", json_of(answers.Forecasts(**vars(series), forecasts=[]), "forecasts", newest)
+    empty = answers.Forecasts(**vars(series), forecasts=[])
+    yield f"forecasts/{place}.json", json_of(empty, "forecasts", newest)
     table = one_series.table(home, series)
     later = {"note": _LATER} if table.note and "`" in table.note else {}
-    yield "extremes", json_of(table.model_copy(update=later))
-    yield "ledger", json_of(*one_series.scored(home, series, 0))
-    yield "decisions", json_of(runs.decisions(series, _DECISIONS).model_copy(update={"note": None}))
-    yield "figures/forecast", _figure(figures.forecast(home, series, CANDLES), series.market)
+    yield f"extremes/{place}.json", json_of(table.model_copy(update=later))
+    yield f"ledger/{place}.json", json_of(*one_series.scored(home, series, 0))
+    yield f"decisions/{place}.json", json_of(decisions.model_copy(update={"note": None}))
+    yield f"decisions/{place}.csv", csv_of(decisions)
+    drawn = figures.forecast(home, series, CANDLES)
+    yield f"figures/forecast/{place}.json", _figure(drawn, series.market)
     for chart in ("record", "coverage", "decisions"):
-        yield f"figures/{chart}", _figure(figures.over_time(home, series, chart), series.market)
+        drawn = figures.over_time(home, series, chart)
+        yield f"figures/{chart}/{place}.json", _figure(drawn, series.market)
 
 
 def _board_answers(market: Market) -> dict[str, bytes]:
     board = runs.leaderboard(market)
-    made = {"leaderboard": json_of(board)}
+    made = {"leaderboard.json": json_of(board), "leaderboard.csv": csv_of(board)}
     for timeframe in {row["timeframe"] for row in board.rows}:
-        made[f"figures/board.{timeframe}"] = _figure(figures.board(market, timeframe), market)
-        made[f"figures/coins.{timeframe}"] = _figure(figures.coins(market, timeframe), market)
+        made[f"figures/board.{timeframe}.json"] = _figure(figures.board(market, timeframe), market)
+        made[f"figures/coins.{timeframe}.json"] = _figure(figures.coins(market, timeframe), market)
     return made
 
 

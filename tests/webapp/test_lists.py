@@ -35,10 +35,13 @@ from tests.tools.webapp_store import (
     small_home,
     write_candles,
 )
-from webapp import cache, store_cache
+from webapp import answers, cache, store_cache
 from webapp.formats import table
 
-TABLES = ["/api/leaderboard", *(f"/api/{name}/BTC/1h" for name in ("forecast", "forecasts", "candles"))]
+TABLES = [
+    *("/api/leaderboard", "/api/overview"),
+    *(f"/api/{name}/BTC/1h" for name in ("forecast", "forecasts", "candles", "ledger", "decisions")),
+]
 
 
 def table_of(answer):
@@ -418,7 +421,9 @@ def test_csv_has_the_rows_of_the_answer_and_a_name_that_says_what_they_are(mixed
     file = answer.headers["content-disposition"]
     assert name in file
     assert "simulated" in file
-    field = {"forecast": "steps", "leaderboard": "rows"}.get(name, name)
+    field = {"forecast": "steps", **dict.fromkeys(("leaderboard", "overview", "ledger"), "rows")}.get(
+        name, name
+    )
     assert len(rows) == len(body[field]) > 0
     for cells, row in zip(rows, body[field], strict=True):
         for column, value in row.items():
@@ -429,9 +434,12 @@ def test_csv_has_the_rows_of_the_answer_and_a_name_that_says_what_they_are(mixed
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx"])
 def test_a_text_that_would_be_a_formula_is_escaped(text):
-    written = table([{"text": text, "number": -1.5}], "x").body.decode()
+    board = answers.Leaderboard(
+        market="spot", rows=[{"text": text, "number": -1.5}], columns={}, champions=[]
+    )
+    written = table(board).body.decode()
     (row,) = csv.DictReader(io.StringIO(written, newline=""))
-    assert row == {"text": f"'{text}", "number": "-1.5"}
+    assert row == {"market": "spot", "text": f"'{text}", "number": "-1.5"}
 
 
 def test_candles_are_what_is_stored_to_the_last_digit(client, filled):
@@ -447,8 +455,10 @@ def test_candles_are_what_is_stored_to_the_last_digit(client, filled):
 
 
 def test_a_table_of_a_symbol_that_is_not_latin_has_a_name_for_every_client():
-    named = table([{"a": 1}], "币安人生USDT-1h").headers["content-disposition"]
-    assert named == 'attachment; filename="cpb-____USDT-1h.csv"'
+    answer = answers.Candles(market="spot", symbol="币安人生USDT", timeframe="1h", candles=[])
+    assert table(answer).headers["content-disposition"] == (
+        'attachment; filename="cpb-spot-____USDT-1h-candles.csv"'
+    )
 
 
 def test_the_bundle_is_the_installed_one_compressed_and_kept_while_it_is_the_same(client):

@@ -1,5 +1,7 @@
 """The page as files: the same page on a host of static files, below any path, with nothing to ask."""
 
+import csv
+import io
 import json
 import re
 import shutil
@@ -192,16 +194,28 @@ def test_the_page_reads_as_the_served_one_at_any_width(open_site, service, optio
     assert f"target={target}" in page.url
 
 
-def test_whatever_can_be_taken_along_is_a_file_of_the_page(open_site):
+def test_whatever_can_be_taken_along_is_a_file_of_the_page(open_site, service):
     page = open_series(open_site, **DESK)
     links = [a.get_attribute("href") for a in page.locator(".downloads a").all()]
     for view in ("#/", "#/models"):
         page.evaluate(f"location.hash = '{view}'")
         page.wait_for_selector(f".view-{view[2:] or 'overview'} .downloads a")
         links += [a.get_attribute("href") for a in page.locator(".downloads a").all()]
-    assert len(links) >= 4
-    for href in links:
-        assert page.request.get(href).status == 200, href
+    answers = {href.partition("/api/")[2]: page.request.get(href) for href in links}
+    assert {name: answer.status for name, answer in answers.items()} == dict.fromkeys(answers, 200)
+    places = {part: f"{part}/BTCUSDT/1h" for part in ("forecast", "decisions")}
+    tables = {part: part for part in ("overview", "leaderboard")} | places
+    named = {f"{place}.{kind}" for place in tables.values() for kind in ("json", "csv")}
+    assert answers.keys() == named
+    # The rows of the service's own tables.
+    for part, place in places.items():
+        table = service(part, format="csv")
+        assert table.headers["content-type"].startswith("text/csv")
+        assert answers[f"{place}.csv"].text() == table.text
+    rows = list(csv.DictReader(io.StringIO(answers["overview.csv"].text())))
+    shown = json.loads(answers["overview.json"].text())["rows"]
+    assert [row["symbol"] for row in rows] == [row["symbol"] for row in shown]
+    assert [float(row["q90"]) for row in rows] == [row["q90"] for row in shown]
 
 
 def test_every_picture_of_a_theme_and_another_market_or_the_runs_are_told(open_site):

@@ -13,9 +13,9 @@ export function address(path) {
 }
 
 // Where an answer can be taken along; null where a published page has none.
-export function fileOf(path) {
-  if (!published) return address(path);
-  return FILES.test(path) ? address(`${path.split("?")[0]}.json`) : null;
+export function fileOf(path, kind = "json") {
+  if (published) return FILES.test(path) ? address(`${path.split("?")[0]}.${kind}`) : null;
+  return address(kind === "json" ? path : `${path}${path.includes("?") ? "&" : "?"}format=${kind}`);
 }
 
 // An error whose message is for people; `status` is the answer's, none where nothing answered.

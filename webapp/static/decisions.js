@@ -13,7 +13,7 @@ export function decisionsCard(series) {
   const list = h("div");
   let found = [];
   const chart = figure(() => (found.length > 1 ? ofSeries("figures/decisions", series, { theme: theme() }) : null));
-  const section = card("The champion's decisions", { id: "decisions", aside: downloads(ofSeries("decisions", series), "the decisions") }, note, chart.frame, list);
+  const section = card("The champion's decisions", { id: "decisions", aside: downloads(ofSeries("decisions", series), "the decisions", { csv: true }) }, note, chart.frame, list);
 
   async function load() {
     await fill(note, newest);

@@ -1,6 +1,6 @@
 // Elements as one expression; text is always text, never markup.
 
-import { address, fileOf, messageOf, published } from "./api.js";
+import { fileOf, messageOf } from "./api.js";
 
 export function h(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -56,7 +56,7 @@ export function copyButton(text, code) {
 export function downloads(path, what, { csv = false } = {}) {
   const json = fileOf(path);
   return json && h("p", { class: "downloads" },
-    csv && !published && h("a", { href: address(`${path}${path.includes("?") ? "&" : "?"}format=csv`), download: "", "aria-label": `CSV of ${what}` }, "CSV"), " ",
+    csv && h("a", { href: fileOf(path, "csv"), download: `cpb${path.split("?")[0].slice("/api".length).replaceAll("/", "-")}.csv`, "aria-label": `CSV of ${what}` }, "CSV"), " ",
     h("a", { href: json, target: "_blank", rel: "noopener", "aria-label": `JSON of ${what}, opens a new tab` }, "JSON"));
 }
 

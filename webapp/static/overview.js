@@ -120,7 +120,7 @@ export async function open(root, { options }, remember) {
     shown.textContent = `${kept.length} of ${count(rows.length, "series", "series")}${cameTrue(kept)}`;
     notices.replaceChildren(...notes(found));
     toolbar.hidden = shown.hidden = rows.length === 0;
-    links.replaceChildren(...(rows.length ? [downloads(ask("/api/overview", { market: found.market }), "the overview")] : []));
+    links.replaceChildren(...(rows.length ? [downloads(ask("/api/overview", { market: found.market }), "the overview", { csv: true })] : []));
   }
 
   function nothingFound() {

@@ -16,7 +16,7 @@ export function recordCard(series) {
   let entries = [], shown = null; // of all versions: the live ones, else the replays
   const time = figure(() => (shown && isTold(shown) ? ofSeries("figures/record", series, { theme: theme() }) : null));
   const coverage = figure(() => (shown && isTold(shown) ? ofSeries("figures/coverage", series, { theme: theme() }) : null));
-  const section = card("Forecasts against actual closes", { id: "record", aside: downloads(ofSeries("ledger", series, { limit: 5000 }), "the scored forecasts") },
+  const section = card("Forecasts against actual closes", { id: "record", aside: downloads(ofSeries("ledger", series, { limit: 5000 }), "the scored forecasts", { csv: true }) },
     note, rates, h("div", { class: "pair" }, time.frame, coverage.frame), tables);
 
   async function load(newest) {

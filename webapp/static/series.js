@@ -181,7 +181,7 @@ function numbers(forecast) {
 }
 
 function files(series, issue, isNewest) {
-  if (published) return h("div", { class: "file" }, "This forecast ", downloads(ofSeries("forecast", series), "this forecast"));
+  if (published) return h("div", { class: "file" }, "This forecast ", downloads(ofSeries("forecast", series), "this forecast", { csv: true }));
   const candles = h("div", { class: "file" }, "Candles ", downloads(ofSeries("candles", series, { limit: 5000 }), "the newest 5,000 candles", { csv: true }));
   if (!issue) return candles;
   return h("div", { class: "files" },
