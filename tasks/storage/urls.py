@@ -26,8 +26,8 @@ _ASSIGNED = re.compile(
 )
 """`PWD=…` of a connection string, `password=…` of a driver's message, `token=…` of a query; also percent-encoded."""
 
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\bdapi[0-9a-f]{8,}|(?<=\bBearer )[\w.~+/=-]+", re.IGNORECASE)
-"""Tokens of the Hub, of Databricks, and of a header."""
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?i:\bdapi[0-9a-f]{8,}|(?<=\bBearer )[\w.~+/=-]+)")
+"""Tokens of the Hub, whose `hf_` is small where HF_ENDPOINT is a variable's name; of Databricks, and of a header."""
 
 
 def public_url(url: str) -> str:

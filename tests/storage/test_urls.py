@@ -73,6 +73,7 @@ def test_credentials_are_cut(url, shown):
         ("Authorization: Bearer abc.def-1", "Authorization: Bearer ***"),
         ("token hf_abcdefghijkl is invalid", "token *** is invalid"),
         ("set HF_TOKEN or run `hf auth login`", "set HF_TOKEN or run `hf auth login`"),
+        ("check the network or HF_ENDPOINT", "check the network or HF_ENDPOINT"),
         ("the Hub token contains blanks", "the Hub token contains blanks"),
     ],
 )

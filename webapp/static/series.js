@@ -115,7 +115,7 @@ function notStored({ rows, market }, { symbol, timeframe }) {
   const name = symbol.toUpperCase(), coins = [...new Set(rows.map((r) => r.symbol))].sort();
   if (coins.includes(name)) return `${name} ${timeframe} is not stored, only ${rows.filter((r) => r.symbol === name).map((r) => r.timeframe).join(", ")}`;
   const there = coins.length > 5 ? `${coins.slice(0, 5).join(", ")}, …` : coins.join(", ");
-  return `The coin ${name} is unknown: the ${MARKETS[market]} here has ${there ? `only ${there}` : "no coin yet"}; check the name, the overview lists what is stored`;
+  return `The coin ${name} is unknown: of ${MARKETS[market]} ${there ? `only ${there} is stored` : "no coin is stored yet"} here; check the name, the overview lists what is stored`;
 }
 
 async function issues(series, until = null) {
