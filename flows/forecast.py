@@ -76,9 +76,8 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
             raise CpbError(f"no forecast could be made: {why}", code="no-forecast")
         drifted = [str(alarm) for alarm in watched.alarms if alarm.state == "drifted"]
         if scope.as_of is None:  # what a replay would have told is no news
-            failed = {failure.series for failure in run.failures if failure.series}
-            asked = failed if spec.all_champions else None
-            run.alerts, unread = check_alerts(home, scope.market, newest, datetime.now(UTC), asked)
+            known = {model.series for model in served.models} | {f.series for f in run.failures if f.series}
+            run.alerts, unread = check_alerts(home, scope.market, newest, datetime.now(UTC), known)
             run.failures += [Failure(step="forecast", reason=line, code=WRONG_ALERT) for line in unread]
         run.tell(_lines(run.failures, run.stale, standing, drifted, issued, scored))
         run.tell(f"ALERT {text}" for text in run.alerts.values())

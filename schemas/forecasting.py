@@ -156,11 +156,6 @@ class ForecastSpec(SpaceSpec):
         return self.coins.strip().lower() == CHAMPIONS
 
     @property
-    def all_champions(self) -> bool:
-        """Whether the series are all that have a champion."""
-        return self.every_champion and self.timeframes.strip().lower() == CHAMPIONS
-
-    @property
     def looks_up_symbols(self) -> bool:
         """Whether the symbols come from listing or registry; `scope.symbols` is empty until that is read."""
         return self.whole_exchange or self.every_champion

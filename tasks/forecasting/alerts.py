@@ -19,6 +19,7 @@ import polars as pl
 
 from cpbmodels.errors import grouped
 from cpbmodels.files import read_regular
+from schemas.coins import similar_coins
 from schemas.errors import MINUTE, CpbError, MemberError, UsageError
 from schemas.forecasting import parse_chances, parse_price
 from schemas.identity import MARKETS, SPOT, SeriesId
@@ -95,7 +96,7 @@ def check_alerts(
     market: str,
     newest: Mapping[SeriesId, pl.DataFrame],
     now: datetime,
-    failed: Collection[SeriesId] | None = None,
+    known: Collection[SeriesId],
 ) -> tuple[dict[str, str], list[str]]:
     """Return a sentence for each alert whose limit or prices are passed, by its key, and for each line that fails.
 
@@ -103,10 +104,11 @@ def check_alerts(
         market: of the forecasts; lines of other markets are left to their own.
         newest: the steps of each series' newest forecast.
         now: a forecast whose last candle has closed by then tells nothing (UTC).
-        failed: series whose forecast failed, if those of all champions were made: then a line of any other series
-            without a forecast is a problem. None: lines of other series are not checked.
+        known: series that have a champion, or whose failure is told: a line of any other is a problem, and one of these
+            without a newest forecast is left to the run that makes it.
     """
     told, problems = dict[str, str](), []
+    symbols = {series.symbol for series in known}
     try:
         lines = [*_lines(home)]
     except OSError as error:
@@ -116,8 +118,9 @@ def check_alerts(
             alert = parse_alert(text)
             series, rows = alert.series, newest.get(alert.series)
             if rows is None:
-                if failed is not None and series.market == market and series not in failed:
-                    raise MemberError(f"no champion forecasts {series}")
+                if series.market == market and series not in known:
+                    meant = "" if series.symbol in symbols else similar_coins(series.symbol, symbols)
+                    raise MemberError(f"no champion forecasts {series}{meant}")
             elif rows["target_time"][-1] > now:
                 chances = chances_of(home, series, rows)
                 try:

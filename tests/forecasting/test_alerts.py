@@ -72,10 +72,10 @@ def cpb(monkeypatch, capsys, *words):
     return end.value.code, json.loads(out.out.splitlines()[-1]), out.err
 
 
-def checked(home, *lines, now=None, failed=None):
+def checked(home, *lines, now=None, known=(BTC,)):
     write(home, *lines)
     newest = {BTC: latest(home, BTC)}
-    return check_alerts(home, "spot", newest, now or datetime.now(UTC), failed)
+    return check_alerts(home, "spot", newest, now or datetime.now(UTC), known)
 
 
 def test_the_chances_are_those_of_the_newest_forecast_by_its_last_step(home):
@@ -211,17 +211,27 @@ def test_prices_that_the_close_has_passed_are_told_once_and_fail_no_run(home, in
     assert message["message"] == f"- {alert}"
 
 
-def test_a_line_that_no_champion_answers_is_told_where_all_were_asked(home):
-    lines = ("PEPE 1h touch 1 > 1 %", "um BTC 1h touch 1 > 1 %")
-    assert checked(home, *lines) == ({}, [])
-    _, (problem,) = checked(home, *lines, failed=set())
-    assert f"line 1: no champion forecasts {PEPE}" in problem
-    assert checked(home, *lines, failed={PEPE}) == ({}, [])  # whose failure is told
+def test_a_line_that_no_champion_answers_is_told_and_one_of_another_market_is_not(home):
+    lines = ("PEPE 1h touch 1 > 1 %", "um BTC 1h touch 1 > 1 %", "BTC 4h touch 1 > 1 %")
+    told, problems = checked(home, *lines)
+    assert told == {}
+    assert [problem.partition(": ")[2] for problem in problems] == [
+        f"no champion forecasts {series}; correct it, or put # before it" for series in (PEPE, "BTCUSDT 4h")
+    ]
+
+
+def test_a_run_of_one_coin_tells_a_misspelt_coin_and_not_those_that_it_leaves_out(home, monkeypatch, capsys):
+    write(home, "BTX 1h touch 1 > 2 %", "PEPE 1h touch 1 > 2 %")
+    code, told, said = cpb(monkeypatch, capsys)
+    (failed,) = told["failed"]
+    assert (code, len(told["rows"])) == (3, 10)
+    assert "alerts, line 1: no champion forecasts BTXUSDT 1h (did you mean BTC?); correct it" in failed
+    assert failed in said
 
 
 def test_an_alerts_that_is_no_text_file_is_named(home):
     (home / "alerts").mkdir()
-    told, (problem,) = check_alerts(home, "spot", {}, datetime.now(UTC))
+    told, (problem,) = check_alerts(home, "spot", {}, datetime.now(UTC), ())
     assert told == {}
     assert problem.startswith(f"{home}/alerts is not read: ")
 
