@@ -103,6 +103,7 @@ def run_forecast(spec: ForecastSpec, report: PrintLine = echo) -> dict[str, Any]
     # After the run: a price on the wrong side of the close is no failure of it, and nobody else is told.
     if spec.questions:
         ((series, rows),) = newest.items()
+        spec.check_thousands(rows["last_close"][0])
         chances = chances_of(home, series, rows)
         result |= {name: getattr(chances, name)(*asked) for name, asked in spec.questions.items()}
     return result

@@ -1,17 +1,21 @@
 """Options of `cpb forecast`."""
 
+import re
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from cpbmodels.data import INTERVAL_SECONDS
-from cpbmodels.errors import two_readings
+from cpbmodels.errors import grouped, two_readings
 from schemas.coins import CHAMPIONS
 from schemas.errors import UsageError
 from schemas.space import SpaceSpec
 
 MIN_PRICE, MAX_PRICE = 1e-12, 1e12
 """Of a price that is asked about, in the quote currency."""
+
+_THOUSANDS = re.compile(r"[1-9]\d*\.\d{3}")
+"""A price such as `98.500`, where some readers take the dot as a separator of thousands."""
 
 _QUESTIONS = ("touch", "target", "stop", "above", "stop_chance")
 """Options about prices, of one series."""
@@ -149,6 +153,23 @@ class ForecastSpec(SpaceSpec):
         if self.stop_chance is not None:
             asked["stops"] = (parse_chances(self.stop_chance),)
         return asked
+
+    def check_thousands(self, last_close: float) -> None:
+        """Refuse a price such as `98.500` where a thousand times as much is within a factor of two of the last close.
+
+        Raises:
+            UsageError: names both readings.
+        """
+        for option in ("touch", "target", "stop", "above"):
+            for text in map(str.strip, (getattr(self, option) or "").split(",")):
+                if _THOUSANDS.fullmatch(text) and 0.5 <= 1000 * float(text) / last_close <= 2:
+                    one, other = f"{float(text):.12g}", text.replace(".", "")
+                    raise UsageError(
+                        f"{option} {text!r} can be read as {one} or as {other}, and the last close is "
+                        f"{grouped(last_close)}: write {text}0 for {one}, {other} for {other}",
+                        code="touch",
+                        field=option,
+                    )
 
     @property
     def every_champion(self) -> bool:

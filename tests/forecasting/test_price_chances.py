@@ -257,6 +257,36 @@ def test_the_command_says_in_a_sentence_that_a_model_has_no_table(home, member, 
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "option", "text", "readings"),
+    [
+        (("--touch", "98.500"), "touch", "98.500", ("98.5", "98500")),
+        (("--above", "105000, 52.161"), "above", "52.161", ("52.161", "52161")),
+        (("--target", "107.000", "--stop", "103000"), "target", "107.000", ("107", "107000")),
+        (("--target", "107000", "--stop", "103.000"), "stop", "103.000", ("103", "103000")),
+    ],
+)
+def test_a_dot_that_may_separate_thousands_near_the_close_is_refused_and_both_ways_out_are_read(
+    home, monkeypatch, capsys, words, option, text, readings
+):
+    assert command(monkeypatch, "BTC", "1h", *words, "--json") == 2
+    one, other = readings
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (answer["code"], answer["error"]) == (
+        "touch",
+        f"{option} '{text}' can be read as {one} or as {other}, and the last close is 104,321.5: "
+        f"write {text}0 for {one}, {other} for {other}",
+    )
+    assert command(monkeypatch, "BTC", "1h", "--touch", f"{text}0,{other}", "--json") == 0
+    touched = json.loads(capsys.readouterr().out.splitlines()[-1])["touch"]
+    assert [entry["price"] for entry in touched[::10]] == [float(one), float(other)]
+
+
+def test_a_dot_is_a_decimal_point_where_the_thousandfold_is_far_from_the_close(home, monkeypatch):
+    prices = "52.160,208.644,98.5,98.50,98.5000,104321.500,0.104"
+    assert command(monkeypatch, "BTC", "1h", "--touch", prices) == 0
+
+
 TOLD = re.compile(r"`(?:\S*cpb forecast BTC 1h )?(--(?:touch|target|above|stop-chance) [^`]+)`")
 
 
