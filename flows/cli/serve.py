@@ -236,6 +236,8 @@ def _print_status(status: "Status") -> None:
 
 def _deployment_row(deployment: "Deployment") -> dict[str, str | None]:
     ended = f"{deployment.outcome} {_time(deployment.ended)}"
+    if deployment.ended_in:
+        ended += f", a run of {deployment.ended_in}"
     return {
         "name": deployment.name,
         "running": ", ".join(deployment.running) or None,

@@ -1,7 +1,7 @@
 """`status`: running processes, the last run of each deployment, free space, and problems, such as stale data."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from flows.deploy.services import (
     PAGE,
     POOL,
+    ROOT,
     client_of,
     data_home,
     find,
@@ -30,6 +31,9 @@ from tasks.forecasting.watch import alarms
 
 MIN_FREE_BYTES = 1_000_000_000
 
+_TAG = "folder:"
+"""Before the folder in a tag of each deployment in prefect.yaml, which its runs take from it."""
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -37,7 +41,8 @@ class Deployment:
 
     `running`, `queued`: the names of its runs that are at work, and of those that are due and wait for another run to
     end, or for a worker. `paused`: it, its schedules, its queue or the pool is paused, so none begins by
-    itself.
+    itself. `made_in`, `ended_in`: the other folder, of those that share Prefect's database, that has made it, or whose
+    run the ended one was; None if it is this one.
     """
 
     name: str
@@ -48,6 +53,8 @@ class Deployment:
     running: list[str]
     queued: list[str]
     paused: bool
+    made_in: str | None = None
+    ended_in: str | None = None
 
 
 @dataclass
@@ -87,10 +94,20 @@ def read_status() -> Status:
             of_market = [old for old in stale if old.series.market == market]
             result.problems.append(stale_sentence(home, of_market))
     for deployment in result.deployments:
-        if deployment.outcome not in (None, "Completed", "Cancelled", NOT_YET):
+        if deployment.made_in:
+            result.problems.append(
+                f"{deployment.name} is a deployment of {deployment.made_in}, which has the same Prefect database; "
+                "`cpb deploy down`, then `cpb deploy up`, takes it over"
+            )
+        elif not deployment.ended_in and deployment.outcome not in (None, "Completed", "Cancelled", NOT_YET):
+            why = (
+                f": {deployment.message[:200]}"
+                if deployment.message
+                else f". See its log: {log_file('worker')}"
+            )
             result.problems.append(
                 f"the last run of {deployment.name} ended {deployment.outcome} at {deployment.ended:%Y-%m-%d %H:%M} "
-                f"UTC: {deployment.message[:200]}"
+                f"UTC{why}"
             )
     for market in sorted({series.market for series in stored_series(home, "forecasts")}):
         result.problems += [str(alarm) for alarm in alarms(home, market) if alarm.state == "drifted"]
@@ -123,7 +140,14 @@ def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:
                 [run.name for run in runs(["RUNNING", "PENDING", "CANCELLING"], FlowRunSort.START_TIME_ASC)],
                 [run.name for run in due],
                 _is_paused(client, deployment),
+                _elsewhere(deployment.tags),
+                _elsewhere(ended[0].tags) if ended else None,
             )
+
+
+def _elsewhere(tags: Sequence[str]) -> str | None:
+    folders = (tag.removeprefix(_TAG) for tag in tags if tag.startswith(_TAG))
+    return next((folder for folder in folders if Path(folder).resolve() != ROOT), None)
 
 
 def _is_paused(client: SyncPrefectClient, deployment: DeploymentResponse) -> bool:

@@ -1,13 +1,16 @@
 """What `cpb deploy status` prints for people: on stdout, with the runs at work, those that wait, and what is paused."""
 
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
+import yaml
 
-from flows.cli.serve import _print_status
-from flows.deploy.services import _pause_as
+from flows.cli.serve import _deployment_row, _print_status
+from flows.deploy.services import ROOT, _pause_as, log_file
 from flows.deploy.status import Deployment, Status, _is_paused, read_status
 from schemas.identity import SeriesId
 from tests.tools.forecast_tools import BTC, PEPE, append, rows_at, write_candles
@@ -93,3 +96,57 @@ def test_stale_series_are_a_problem_for_each_market_with_a_command_for_all(tmp_p
         "; so it is with 1 more series; refresh them with `cpb forecast --coins BTCUSDT,PEPEUSDT " in told[0]
     )
     assert "refresh it with `cpb forecast --coins BTCUSDT --timeframes 1h --market um`" in told[1]
+
+
+def status_of(monkeypatch, tmp_path, *, made, ran, message):
+    """The status of a server with one deployment, whose last run ended as Partial; both with these tags."""
+    client = Mock()
+    flow = SimpleNamespace(id="flow")
+    flow.name = "forecast"
+    client.read_flows.return_value = [flow]
+    one = deployment()
+    one.id, one.name, one.flow_id, one.work_pool_name, one.tags = uuid4(), "hourly", "flow", "local-gpu", made
+    client.read_deployments.return_value = [one]
+    client.read_work_pool.return_value.is_paused = client.read_work_queue.return_value.is_paused = False
+    state = SimpleNamespace(message=message, timestamp=NIGHT)
+    state.name = "Partial"
+    run = SimpleNamespace(state=state, tags=ran)
+    client.read_flow_runs.side_effect = lambda flow_run_filter, **_: (
+        [run] if "COMPLETED" in {state.value for state in flow_run_filter.state.type.any_} else []
+    )
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        "flows.deploy.status.find", lambda _: Mock(pid=1, environ=lambda: {"CPB_HOME": tmp_path})
+    )
+    monkeypatch.setattr("flows.deploy.status.last_port", lambda: 4200)
+    monkeypatch.setattr("flows.deploy.status.client_of", lambda _: nullcontext(client))
+    return read_status()
+
+
+def test_a_run_that_another_folder_made_is_named_and_not_judged(tmp_path, monkeypatch):
+    here, there = f"folder:{ROOT}", f"folder:{tmp_path / 'other'}"
+    own = status_of(monkeypatch, tmp_path, made=[here], ran=["auto-scheduled", here], message="1 problem")
+    assert own.problems == [
+        "the last run of forecast/hourly ended Partial at 2026-01-02 06:30 UTC: 1 problem"
+    ]
+
+    taken = status_of(monkeypatch, tmp_path, made=[here], ran=["auto-scheduled", there], message="1 problem")
+    assert taken.problems == []
+    [row] = map(_deployment_row, taken.deployments)
+    assert row["last"] == f"Partial 2026-01-02 06:30 UTC, a run of {tmp_path / 'other'}"
+
+    lost = status_of(monkeypatch, tmp_path, made=[there], ran=[here], message="1 problem")
+    assert lost.problems == [
+        f"forecast/hourly is a deployment of {tmp_path / 'other'}, which has the same Prefect database; "
+        "`cpb deploy down`, then `cpb deploy up`, takes it over"
+    ]
+
+
+def test_a_run_without_a_message_ends_its_sentence_with_where_to_look(tmp_path, monkeypatch):
+    [problem] = status_of(monkeypatch, tmp_path, made=[], ran=[], message=None).problems
+    assert problem.endswith(f"ended Partial at 2026-01-02 06:30 UTC. See its log: {log_file('worker')}")
+
+
+def test_every_deployment_has_the_tag_of_its_folder():
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    assert [one["tags"] for one in deployments] == [["folder:{{ $PWD }}"]] * len(deployments)
