@@ -360,6 +360,10 @@ def publish(
     quiet_libraries()
     if dry_run and (out or spec.space):
         raise UsageError("dry-run writes no page: leave it out, and give --out FOLDER alone", field="dry_run")
+    if out:  # before the store is read, and before another place has anything
+        from tasks.hub.page import check_folder
+
+        check_folder(out, spec.market)
     from flows.page import publish_page
     from tasks import steps
 

@@ -17,6 +17,7 @@ from tasks.storage.files import final_path, read_json_or_none, remove_empty, wri
 from tasks.storage.folders import folder_lock
 
 ABOUT = "page.json"
+START = "index.html"
 
 
 def about_page(market: str, *, nightly: bool) -> bytes:
@@ -33,6 +34,24 @@ def check_about(about: object, market: str, place: str) -> None:
             code="foreign-folder",
             field=place,
         )
+
+
+def check_folder(folder: Path, market: str) -> bool:
+    """Return whether a folder is a page of this market, rather than missing or empty.
+
+    Raises:
+        CpbError: it is neither, or is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CpbError(
+            f"{folder} is a file, so nothing was written: name a folder",
+            code="foreign-folder",
+            field=str(folder),
+        )
+    if not folder.exists() or all(_is_draft(path.name, {ABOUT}) for path in folder.iterdir()):
+        return False
+    check_about(read_json_or_none(folder / ABOUT), market, str(folder))
+    return True
 
 
 def foreign_file(file: str, place: str) -> CpbError:
@@ -69,10 +88,7 @@ def write_page(files: Mapping[str, bytes], folder: Path, market: str, *, nightly
 
 def _write(files: Mapping[str, bytes], folder: Path, market: str, *, nightly: bool) -> bool:
     earlier = dict[str, str]()
-    if folder.exists() and not (
-        folder.is_dir() and all(_is_draft(p.name, {ABOUT}) for p in folder.iterdir())
-    ):
-        check_about(read_json_or_none(folder / ABOUT) if folder.is_dir() else None, market, str(folder))
+    if check_folder(folder, market):
         with suppress(FileNotFoundError):
             earlier = read_sums(folder)
     wanted = with_sums(files)
@@ -95,9 +111,9 @@ def _write(files: Mapping[str, bytes], folder: Path, market: str, *, nightly: bo
         write_bytes(folder / ABOUT, about)
     # First the list of all, so that after a kill the next run knows each as its own.
     write_bytes(folder / SUMS, with_sums(files, earlier)[SUMS])
-    for name, data in changed.items():
-        if name != SUMS:
-            write_bytes(folder / name, data)
+    # The start last: what a full disk leaves in a new folder does not open as a page.
+    for name in sorted(changed.keys() - {SUMS}, key=lambda name: (name == START, name)):
+        write_bytes(folder / name, changed[name])
     for name in removed:
         (folder / name).unlink(missing_ok=True)
         for parent in Path(name).parents[:-1]:

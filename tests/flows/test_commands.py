@@ -115,6 +115,18 @@ def test_publish_says_how_a_folder_is_looked_at_and_refuses_a_dry_run_of_a_page(
         assert cpb("publish", "--dry-run", *option)[1].items() >= {"exit": 2, "field": "dry_run"}.items()
 
 
+def test_publish_refuses_a_persons_folder_before_it_reads_or_sends_anything(cpb, monkeypatch, tmp_path):
+    begun = []
+    monkeypatch.setattr("flows.page.publish_page", lambda *_, **__: begun.append("page"))
+    monkeypatch.setattr("tasks.steps.publish", lambda *_, **__: begun.append("models"))
+    (tmp_path / "thesis.txt").write_text("years")
+    for out, said in ((tmp_path, "neither empty nor"), (tmp_path / "thesis.txt", "is a file")):
+        code, told = cpb("publish", "--repo", "alice/models", "--out", str(out))
+        assert (code, told["code"], told["field"]) == (1, "foreign-folder", str(out))
+        assert said in told["error"]
+    assert begun == []
+
+
 def test_forecast_takes_the_scope(cpb, monkeypatch):
     seen = []
 

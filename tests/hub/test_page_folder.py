@@ -1,5 +1,6 @@
 """The page in a folder, and in a Space: what changed is written, what cpb wrote is replaced or removed, no more."""
 
+import errno
 import json
 import threading
 
@@ -116,7 +117,7 @@ def test_what_is_not_provably_cpbs_stays(tmp_path, make):
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "site").write_text("mine")
-    with pytest.raises(CpbError, match="neither empty nor cpb's page"):
+    with pytest.raises(CpbError, match="site is a file, so nothing was written: name a folder"):
         write_page(FILES, tmp_path / "site", "spot")
     assert (tmp_path / "site").read_text() == "mine"
 
@@ -144,6 +145,21 @@ def test_what_was_killed_midway_is_finished_by_the_next_run(tmp_path, monkeypatc
         "SHA256SUMS": b"",
         "page.json": b"",
     }
+
+
+def test_what_a_full_disk_leaves_in_a_new_folder_has_no_start(tmp_path, monkeypatch):
+    written = []
+
+    def write(path, data, really=pages.write_bytes):
+        if len(written) == 2 + len(FILES) - 1:  # page.json, SHA256SUMS, and all of the page but one
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path)
+        really(path, data)
+
+    monkeypatch.setattr(pages, "write_bytes", write)
+    with pytest.raises(OSError, match="No space left"):
+        write_page(FILES, tmp_path, "spot")
+    assert files_of(tmp_path).keys() == FILES.keys() - {"index.html"} | {"SHA256SUMS", "page.json"}
 
 
 def test_drafts_that_a_kill_left_are_removed_and_no_other_file(tmp_path):
