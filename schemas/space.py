@@ -17,7 +17,7 @@ class SpaceSpec(ScopeSpec):
     space: str | None = Field(
         None,
         pattern=REPO,
-        description="USER/NAME of a static Space of the Hub: the page, brought up to date at the end of each run",
+        description="USER/NAME of a static Space of the Hub, whose page the command brings up to date at its end",
     )
     private: bool = Field(
         False, description="create --repo or --space as private; refused if it exists and is public"
