@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli import end_interrupted
+from flows.cli import end_interrupted, tell_at_sigterm
 from flows.cli.closing import print_forecasts, print_next
 from flows.cli.ending import Answer, answered
 from flows.cli.models import RATIO, SCORES, print_board
@@ -126,6 +126,7 @@ def train(
 
 
 def _train_all(spec: RunSpec, command: str, *, direct: bool = False) -> dict[str, Any]:
+    tell_at_sigterm()
     quiet_libraries()
     with shown_progress(command):
         from flows.prefect import in_prefect, server_in_use

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -153,6 +154,21 @@ def test_ctrl_c_says_how_to_go_on_and_exits_130(monkeypatch, cpb_here, where):
     assert (code, err) == (130, "cpb: interrupted; run the same command again to continue\n")
     told = json.loads(out)
     assert (told["code"], told["exit"]) == ("interrupted", 130)
+
+
+def test_sigterm_of_a_run_says_how_to_go_on_and_ends_it_by_the_signal():
+    code = (
+        "import os, signal, sys, types\n"
+        "def run_train_all(*_): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "stub = types.SimpleNamespace(run_train_all=run_train_all, train_all=None)\n"
+        "sys.modules['flows.train_all'] = stub\n"
+        "sys.argv = ['cpb', 'train-all', '--coins', 'BTC', '--timeframes', '1h', '--source', 'sim']\n"
+        "import flows.cli\n"
+        "flows.cli.main()\n"
+    )
+    done = run(code=code)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stderr.endswith("\ncpb: terminated; run the same command again to continue\n")
 
 
 @pytest.mark.parametrize("module", ["typer", "pydantic", "prefect.settings"])
