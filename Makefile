@@ -83,11 +83,11 @@ XDIST := -n 3 --dist loadfile --no-loadscope-reorder
 test: lint test-fast ## lint, types, import rules and the fast tests
 
 test-fast: .venv/.installed-dev ## the fast tests alone
-	@echo "The fast tests: 4 minutes on two quiet cores."
+	@echo "The fast tests: 5 to 6 minutes on two quiet cores."
 	$(BIN)/pytest $(XDIST) --durations=20 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 test-all: lint ## everything, with real servers, browser, kills and long trainings
-	@echo "All tests, with servers, browser, kernels and long trainings: about 25 minutes on two cores."
+	@echo "All tests, with servers, browser, kernels and long trainings: about 27 minutes on two cores."
 	$(BIN)/pytest $(XDIST) -m ''
 
 .venv-freqtrade/.installed: cpbmodels/pyproject.toml Makefile
